@@ -1,0 +1,56 @@
+"""What the scheduler decides and the runner executes: frozen values of ids and ints, nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tinyserve.engine.sampling import SampledToken, SampleRow
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """One sequence's share of a step: compute `token_ids` at positions `start`, `start + 1`, ...
+
+    `block_ids` are the physical blocks that hold positions 0 .. start + len(token_ids) - 1, in order.
+    `num_logits` trailing rows of the chunk yield logits (0 while a prompt is still being computed,
+    1 for a decode, 1 + k for k drafts, all for prompt logprobs).
+    """
+
+    seq_id: int
+    start: int
+    token_ids: tuple[int, ...]
+    block_ids: tuple[int, ...]
+    num_logits: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """One step. Order of effects: swap_out, then swap_in, then copies, then the chunks' forward pass."""
+
+    chunks: tuple[Chunk, ...]
+    swap_out: tuple[tuple[int, int], ...] = ()  # (physical block, host slot)
+    swap_in: tuple[tuple[int, int], ...] = ()  # (host slot, physical block)
+    copies: tuple[tuple[int, int], ...] = ()  # (source block, destination block)
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(chunk.token_ids) for chunk in self.chunks)
+
+
+class Logits(Protocol):
+    """The logits of one step, rows in chunk order; valid until the runner's next `run`."""
+
+    def sample(self, rows: list[SampleRow]) -> list[SampledToken]:
+        """Draw or score one token for each row; `SampleRow.row` indexes the step's logits rows."""
+        ...
+
+
+class Runner(Protocol):
+    """Runs plans. The only thing the engine asks of a model; tests put a fake here."""
+
+    def run(self, plan: StepPlan) -> Logits: ...
+
+    def memory_report(self) -> dict[str, Any]:
+        """Bytes by item, reserved and touched: {"weights": {"reserved": ..., "touched": ...}, ...}."""
+        ...

@@ -1,0 +1,189 @@
+"""Sampling: what a client may ask for (`SamplingParams`), and what one logits row needs (`SampleRow`)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinyserve.errors import RequestError
+
+GREEDY_EPSILON = 1e-5  # temperatures below this are greedy
+MAX_N = 128
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How to draw tokens and when to stop. Names and ranges follow OpenAI's API and vLLM's extensions.
+
+    Order of effect: masks and bias, penalties, temperature, min_p, top_k, top_p. `temperature` 0 is greedy;
+    `top_k` 0 or -1 is off. `max_tokens` None means up to the context limit. `logprobs` k reports the sampled token
+    and the k most likely, from the raw log-softmax. Raises RequestError naming the field.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    min_tokens: int = 0
+    max_tokens: int | None = 16
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int = 1
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _normalise(self)
+        _check_ranges(self)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_EPSILON
+
+    def check_vocab(self, vocab_size: int) -> None:
+        """Raise RequestError where a token id lies outside the model's logits."""
+        named: list[tuple[str, Sequence[int]]] = [
+            ("logit_bias", list(self.logit_bias)),
+            ("stop_token_ids", self.stop_token_ids),
+            ("allowed_token_ids", self.allowed_token_ids or ()),
+        ]
+        for name, ids in named:
+            for token_id in ids:
+                if not 0 <= token_id < vocab_size:
+                    raise RequestError(
+                        f"{name}: token id {token_id} is outside the vocabulary (0..{vocab_size - 1})",
+                        param=name,
+                    )
+
+
+@dataclass(slots=True)
+class SampleRow:
+    """Everything that decides one draw, besides the logits: a pure value, independent of batch and step.
+
+    `row` indexes the step's logits rows. `position` is the absolute position of the token drawn; with `seed`
+    and `choice` it keys the random number. `output_ids` are the tokens generated before it (drafts included).
+    `banned_ids` are masked for this draw (EOS under min_tokens, the last token of a bad word);
+    `mask` is a packed allow-list, bit i of word i // 32 (llguidance's layout). `target` set means: score this token
+    instead of drawing. `num_logprobs` None: report no logprobs.
+    """
+
+    row: int
+    params: SamplingParams
+    seed: int
+    choice: int
+    position: int
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    banned_ids: tuple[int, ...] = ()
+    mask: NDArray[np.uint32] | None = None
+    target: int | None = None
+    num_logprobs: int | None = None
+
+
+@dataclass(slots=True)
+class SampledToken:
+    """One drawn or scored token. `logprob` and `top` (id, logprob; most likely first) come from the raw log-softmax.
+
+    `is_nan`: the logits held no finite maximum; `token_id` is then meaningless and the request must fail.
+    """
+
+    token_id: int
+    logprob: float | None = None
+    rank: int | None = None  # 1 = most likely
+    top: list[tuple[int, float]] = field(default_factory=list)
+    is_nan: bool = False
+
+
+def _normalise(p: SamplingParams) -> None:
+    """Accept the spellings clients use: a lone stop string, lists for tuples, -1 for "off", string ids in logit_bias."""
+
+    def put(name: str, value: Any) -> None:
+        object.__setattr__(p, name, value)
+
+    put("stop", (p.stop,) if isinstance(p.stop, str) else tuple(p.stop or ()))
+    put("stop_token_ids", tuple(p.stop_token_ids or ()))
+    put("bad_words", tuple(p.bad_words or ()))
+    if p.allowed_token_ids is not None:
+        put("allowed_token_ids", tuple(p.allowed_token_ids))
+    if p.top_k == -1:
+        put("top_k", 0)
+    try:
+        put("logit_bias", {int(k): float(v) for k, v in (p.logit_bias or {}).items()})
+    except (TypeError, ValueError, AttributeError):
+        raise RequestError("logit_bias maps token ids to numbers", param="logit_bias") from None
+
+
+def _check_ranges(p: SamplingParams) -> None:
+    _number(p, "temperature", 0.0, 100.0)
+    _number(p, "top_p", 0.0, 1.0)
+    _number(p, "min_p", 0.0, 1.0)
+    _number(p, "presence_penalty", -2.0, 2.0)
+    _number(p, "frequency_penalty", -2.0, 2.0)
+    _number(p, "repetition_penalty", 1e-3, 100.0)
+    _integer(p, "top_k", 0, 2**31 - 1)
+    _integer(p, "min_tokens", 0, 2**31 - 1)
+    _integer(p, "max_tokens", 0, 2**31 - 1, optional=True)
+    _integer(p, "n", 1, MAX_N)
+    _integer(p, "logprobs", 0, MAX_LOGPROBS, optional=True)
+    _integer(p, "prompt_logprobs", 0, MAX_LOGPROBS, optional=True)
+    _integer(p, "seed", -(2**63), 2**64 - 1, optional=True)
+    for token_id, bias in p.logit_bias.items():
+        if not -100.0 <= bias <= 100.0:
+            _fail("logit_bias", f"{bias} for token {token_id}", "between -100 and 100")
+    if p.max_tokens is not None and p.min_tokens > p.max_tokens:
+        raise RequestError(
+            f"min_tokens ({p.min_tokens}) exceeds max_tokens ({p.max_tokens})", param="min_tokens"
+        )
+    if len(p.stop) > MAX_STOP_STRINGS:
+        _fail("stop", f"{len(p.stop)} strings", f"at most {MAX_STOP_STRINGS}")
+    for name in ("stop", "bad_words"):
+        for text in getattr(p, name):
+            if not isinstance(text, str) or not text:
+                _fail(name, repr(text), "non-empty strings")
+    for name in ("stop_token_ids", "allowed_token_ids"):
+        for token_id in getattr(p, name) or ():
+            if isinstance(token_id, bool) or not isinstance(token_id, int):
+                _fail(name, repr(token_id), "integers")
+    if p.allowed_token_ids is not None and not p.allowed_token_ids:
+        _fail("allowed_token_ids", "an empty list", "at least one id")
+
+
+def _number(p: SamplingParams, name: str, low: float, high: float) -> None:
+    value = getattr(p, name)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        _fail(name, repr(value), "a finite number")
+    if not low <= value <= high:
+        _fail(name, repr(value), f"between {low:g} and {high:g}")
+
+
+def _integer(
+    p: SamplingParams, name: str, low: int, high: int, optional: bool = False
+) -> None:
+    value = getattr(p, name)
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int):
+        _fail(name, repr(value), "an integer")
+    if not low <= value <= high:
+        _fail(name, repr(value), f"between {low} and {high}")
+
+
+def _fail(name: str, got: str, want: str) -> None:
+    raise RequestError(f"{name} must be {want}, got {got}", param=name)
