@@ -1,0 +1,419 @@
+"""Every setting of tinyserve, declared once, and the frozen values made from them.
+
+One declaration feeds the YAML file (a section per class below), the environment (`TINYSERVE_<SECTION>_<KEY>`)
+and the command line (`settings.Setting.flags`); precedence is command line, environment, file, default.
+`TINYSERVE_API_KEY` stands for `server.api_key`. Configuration is checked at construction and never edited
+afterwards: an automatic choice is resolved into a new value. Knows nothing of models, servers, or back ends.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tinyserve.errors import ConfigError
+from tinyserve.settings import (
+    Setting,
+    check,
+    checked,
+    did_you_mean,
+    parse_text,
+    setting,
+    settings_of,
+)
+
+Layer = dict[str, dict[str, Any]]  # section -> key -> value, only what was said explicitly
+
+_DTYPE_ALIASES = {
+    "float32": "f32",
+    "float": "f32",
+    "float16": "f16",
+    "half": "f16",
+    "bfloat16": "bf16",
+}
+DEFAULT_MAX_MODEL_LEN = 4096
+SAMPLING_DEFAULT_KEYS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "max_tokens",
+)
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model, and how it is held in memory."""
+
+    SECTION: ClassVar[str] = "model"
+
+    name: str = setting(
+        "default", "model folder, .gguf file, hub id, or 'default'", flags="--model"
+    )
+    dtype: str = setting(
+        "auto",
+        "type of float weights; auto keeps the checkpoint's",
+        choices=("auto", "f32", "bf16", "f16"),
+        aliases=_DTYPE_ALIASES,
+    )
+    quantization: str | None = setting(
+        None, "quantize float weights while loading", choices=("int8", "int4")
+    )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "type of cached keys and values; auto is f32 with f32 weights and f16 otherwise",
+        choices=("auto", "f32", "f16", "bf16", "int8"),
+        aliases=_DTYPE_ALIASES,
+    )
+    threads: int | None = setting(
+        None, "compute threads; auto respects affinity and cgroup limits", low=1, high=1024
+    )
+    generation_config: str = setting(
+        "auto",
+        "sampling defaults of the model (generation_config.json) for fields a request leaves out",
+        choices=("auto", "none"),
+    )
+    override_generation_config: dict[str, Any] = setting(
+        {}, "sampling defaults that replace the model's, e.g. '{\"temperature\": 0.5}'"
+    )
+    chat_template: str | None = setting(
+        None, "chat template instead of the model's: a file, or the Jinja text itself"
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name in self.override_generation_config:
+            if name not in SAMPLING_DEFAULT_KEYS:
+                raise ConfigError(
+                    f"model.override_generation_config: unknown sampling field {name!r}"
+                    + did_you_mean(name, SAMPLING_DEFAULT_KEYS)
+                )
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The paged KV-cache."""
+
+    SECTION: ClassVar[str] = "cache"
+
+    block_size: int = setting(
+        16, "tokens per KV block, a power of two", low=1, high=256, unit="tokens"
+    )
+    num_blocks: int | None = setting(
+        2048,
+        "KV blocks; auto sizes them from kv_cache_memory or from the memory that is free",
+        flags="--num-blocks --num-gpu-blocks-override",
+        low=1,
+        high=2**31 - 1,
+        unit="blocks",
+    )
+    kv_cache_memory: int | None = setting(
+        None, "memory for the KV blocks, e.g. 2GiB, instead of num_blocks", kind="size", low=1
+    )
+    num_swap_blocks: int = setting(
+        1024,
+        "host blocks that hold the KV of preempted sequences; 0 recomputes instead",
+        low=0,
+        high=2**31 - 1,
+        unit="blocks",
+    )
+    enable_prefix_caching: bool = setting(True, "reuse the KV of prompt prefixes seen before")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.block_size & (self.block_size - 1):
+            raise ConfigError(f"cache.block_size must be a power of two, got {self.block_size}")
+        if self.kv_cache_memory is not None and self.num_blocks == 2048:
+            object.__setattr__(self, "num_blocks", None)  # the default gives way
+        if self.kv_cache_memory is not None and self.num_blocks is not None:
+            raise ConfigError(
+                "cache.num_blocks and cache.kv_cache_memory both size the KV-cache; set one of them"
+            )
+
+    @classmethod
+    def from_memory_budget(
+        cls, model: Any, *, kv_cache_gb: float, max_model_len: int | None = None, **fields: Any
+    ) -> CacheConfig:
+        """As many blocks as fit into `kv_cache_gb` GiB; see `kv_budget.cache_from_budget`."""
+        from tinyserve.kv_budget import cache_from_budget
+
+        return cache_from_budget(
+            model, kv_cache_gb=kv_cache_gb, max_model_len=max_model_len, **fields
+        )
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """What one engine step may hold."""
+
+    SECTION: ClassVar[str] = "scheduler"
+
+    max_num_seqs: int = setting(
+        16, "sequences computed in one step", low=1, high=4096, unit="sequences"
+    )
+    max_num_batched_tokens: int = setting(
+        512, "tokens computed in one step", low=1, high=1 << 20, unit="tokens"
+    )
+    enable_chunked_prefill: bool = setting(
+        True,
+        "spread long prompts over several steps; off runs a prompt whole, even over the budget",
+    )
+    max_model_len: int | None = setting(
+        DEFAULT_MAX_MODEL_LEN,
+        "longest prompt plus output; the default shrinks to a smaller model's context, "
+        "auto is the model's",
+        low=2,
+        high=1 << 24,
+        unit="tokens",
+    )
+    policy: str = setting(
+        "continuous",
+        "order of admission",
+        flags="--scheduling-policy",
+        choices=("continuous", "static", "priority", "fair"),
+        aliases={"fcfs": "continuous"},
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class SpecConfig:
+    """Speculative decoding. Parsed and checked, but not available yet."""
+
+    SECTION: ClassVar[str] = "spec"
+
+    enabled: bool = setting(False, "speculative decoding", flags="--enable-speculation")
+    method: str = setting(
+        "ngram", "how drafts are proposed", flags="--speculative-method", choices=("ngram",)
+    )
+    num_speculative_tokens: int = setting(4, "drafts per step", low=1, high=32, unit="tokens")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.enabled:
+            raise ConfigError(
+                "spec.enabled: speculative decoding is not available in this version yet; "
+                "leave it false"
+            )
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The HTTP server and the limits at its door."""
+
+    SECTION: ClassVar[str] = "server"
+
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8000, "port to listen on; 0 takes a free one", low=0, high=65535)
+    api_key: tuple[str, ...] = setting(
+        (), "keys that clients must present on every route but /health", secret=True
+    )
+    served_model_name: tuple[str, ...] = setting(
+        (), "names of the model in the API; 'tinyserve' always works"
+    )
+    allowed_origins: tuple[str, ...] = setting((), "origins that browsers may call from (CORS)")
+    max_queued_requests: int = setting(
+        256,
+        "requests that may wait; more are answered 429",
+        flags="--max-queued-requests --max-num-queued-reqs",
+        low=1,
+        high=1 << 20,
+    )
+    request_timeout_s: float = setting(
+        600.0, "longest life of a request, waiting included", low=0.001, high=1e7, unit="s"
+    )
+    shutdown_timeout_s: float = setting(
+        10.0,
+        "time that running requests get to finish when the server stops",
+        flags="--shutdown-timeout",
+        low=0,
+        high=1e6,
+        unit="s",
+    )
+    max_logprobs: int = setting(20, "most logprobs a request may ask for", low=0, high=20)
+    max_body_size: int = setting(
+        8 << 20, "largest request body, e.g. 8MiB", kind="size", low=1024, unit="bytes"
+    )
+    log_level: str = setting(
+        "info",
+        "how much is logged",
+        choices=("debug", "info", "warning", "error"),
+        aliases={"warn": "warning"},
+    )
+    access_log: bool = setting(False, "log one line per HTTP request")
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name in ("api_key", "served_model_name"):
+            if any(not item for item in getattr(self, name)):
+                raise ConfigError(f"server.{name} must not hold an empty string")
+
+
+@dataclass(frozen=True)
+class TinyServeConfig:
+    """All sections. `from_yaml`, `from_dict` and `resolve` are the ways to make one from outside."""
+
+    model: ModelOptions = ModelOptions()
+    cache: CacheConfig = CacheConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    spec: SpecConfig = SpecConfig()
+    server: ServerConfig = ServerConfig()
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TinyServeConfig:
+        """From nested mappings, e.g. {"cache": {"block_size": 32}}. Raises ConfigError naming the key."""
+        return _build(_layer_from_mapping(values, "configuration"))
+
+    @classmethod
+    def from_yaml(cls, path: str | os.PathLike[str]) -> TinyServeConfig:
+        """From a YAML file; sections and keys may be left out. Raises ConfigError naming file or key."""
+        return _build(layer_from_yaml(path))
+
+    @classmethod
+    def resolve(
+        cls,
+        *,
+        file: str | os.PathLike[str] | None = None,
+        env: Mapping[str, str] | None = None,
+        overrides: Mapping[str, Any] | None = None,
+    ) -> TinyServeConfig:
+        """Merge, strongest first: `overrides` ("section.key" -> value), environment, file, defaults.
+
+        `env` None reads the process's environment. Raises ConfigError naming the key and where it was set.
+        """
+        layers = [layer_from_yaml(file)] if file is not None else []
+        layers.append(layer_from_env(os.environ if env is None else env))
+        layers.append(_layer_from_dotted(overrides or {}))
+        merged: Layer = {}
+        for layer in layers:
+            _merge(merged, layer)
+        return _build(merged)
+
+    def replace(self, **sections: Any) -> TinyServeConfig:
+        """A copy with whole sections replaced."""
+        return dataclasses.replace(self, **sections)
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """Nested plain values; API keys are left out."""
+        values = {s: dict(vars(getattr(self, s))) for s in SECTIONS}
+        values["server"].pop("api_key")
+        return values
+
+
+SECTIONS: dict[str, type] = {
+    c.SECTION: c for c in (ModelOptions, CacheConfig, SchedulerConfig, SpecConfig, ServerConfig)
+}
+
+
+def all_settings() -> list[Setting]:
+    """Every setting, section by section."""
+    return [s for section in SECTIONS.values() for s in settings_of(section).values()]
+
+
+def layer_from_yaml(path: str | os.PathLike[str]) -> Layer:
+    """The explicit settings of a YAML file. Duplicate keys are errors, not last-one-wins."""
+    import yaml
+
+    from tinyserve.settings_yaml import load_strict
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"cannot read the configuration file {os.fspath(path)!r}: {error}"
+        ) from None
+    try:
+        values = load_strict(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{os.fspath(path)}: {error}") from None
+    return _layer_from_mapping({} if values is None else values, os.fspath(path))
+
+
+def layer_from_env(env: Mapping[str, str]) -> Layer:
+    """The settings named by `TINYSERVE_<SECTION>_<KEY>` variables, and TINYSERVE_API_KEY."""
+    known = {s.env: s for s in all_settings()}
+    known["TINYSERVE_API_KEY"] = settings_of(ServerConfig)["api_key"]
+    layer: Layer = {}
+    for variable in sorted(env):
+        if variable in known and (env[variable] or known[variable].kind == "str"):
+            declared = known[variable]
+            try:
+                value = checked(declared, parse_text(declared, env[variable]))
+            except ConfigError as error:
+                raise ConfigError(f"{error} (from {variable})") from None
+            layer.setdefault(declared.section, {})[declared.name] = value
+        elif variable not in known and _names_a_section(variable):
+            raise ConfigError(
+                f"unknown setting {variable} in the environment" + did_you_mean(variable, known)
+            )
+    return layer
+
+
+_OTHER_VARIABLES = {"TINYSERVE_CACHE_DIR"}  # the folder of cached files, see models
+
+
+def _names_a_section(variable: str) -> bool:
+    prefixes = tuple(f"TINYSERVE_{s.upper()}_" for s in SECTIONS)
+    return variable.startswith(prefixes) and variable not in _OTHER_VARIABLES
+
+
+def _layer_from_mapping(values: Any, where: str) -> Layer:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{where} must be a mapping of sections, got {type(values).__name__}")
+    layer: Layer = {}
+    for section, entries in values.items():
+        if section not in SECTIONS:
+            raise ConfigError(
+                f"unknown section {section!r} in {where}" + did_you_mean(str(section), SECTIONS)
+            )
+        if entries is None:
+            continue  # "cache:" with nothing under it
+        if not isinstance(entries, Mapping):
+            raise ConfigError(
+                f"section {section!r} in {where} must be a mapping, got {type(entries).__name__}"
+            )
+        for name in entries:
+            _require_known(section, str(name))
+        layer[section] = dict(entries)
+    return layer
+
+
+def _layer_from_dotted(values: Mapping[str, Any]) -> Layer:
+    layer: Layer = {}
+    for key, value in values.items():
+        section, _, name = key.partition(".")
+        if section not in SECTIONS:
+            raise ConfigError(f"unknown section {section!r}" + did_you_mean(section, SECTIONS))
+        _require_known(section, name)
+        layer.setdefault(section, {})[name] = value
+    return layer
+
+
+def _require_known(section: str, name: str) -> None:
+    known = settings_of(SECTIONS[section])
+    if name not in known:
+        raise ConfigError(f"unknown setting {section}.{name}" + did_you_mean(name, known))
+
+
+def _merge(below: Layer, above: Layer) -> None:
+    """Lay `above` over `below`. A layer that sizes the KV-cache one way retracts the other way."""
+    cache, new = below.get("cache", {}), above.get("cache", {})
+    if new.get("kv_cache_memory") is not None and "num_blocks" not in new:
+        cache.pop("num_blocks", None)
+    if new.get("num_blocks") is not None and "kv_cache_memory" not in new:
+        cache.pop("kv_cache_memory", None)
+    for section, entries in above.items():
+        below.setdefault(section, {}).update(entries)
+
+
+def _build(layer: Layer) -> TinyServeConfig:
+    return TinyServeConfig(**{s: SECTIONS[s](**entries) for s, entries in layer.items()})
