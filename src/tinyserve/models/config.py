@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-
 @dataclass(frozen=True)
 class RopeConfig:
     """Rotary position embedding (Su et al. 2021) and its context extensions.
@@ -29,6 +28,7 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+    freq_factors: tuple[float, ...] | None = None  # each frequency's divisor (GGUF `rope_freqs`)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,78 @@
+"""Which tensors a model consists of, under Hugging Face's names, with their shapes.
+
+The one list that loaders check files against and that the synthetic model is drawn from. Knows no file format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tinyserve.errors import ModelLoadError
+from tinyserve.models.config import ModelConfig
+
+EMBEDDING = "model.embed_tokens.weight"
+LM_HEAD = "lm_head.weight"
+
+Shape = tuple[int, ...]
+
+
+def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """Every tensor the decoder reads, in file order. A tied model has no `lm_head.weight`."""
+    shapes: dict[str, Shape] = {EMBEDDING: (config.vocab_size, config.hidden_size)}
+    for layer in range(config.num_layers):
+        prefix = f"model.layers.{layer}."
+        shapes.update({prefix + name: shape for name, shape in layer_shapes(config).items()})
+    shapes["model.norm.weight"] = (config.hidden_size,)
+    if not config.tie_word_embeddings:
+        shapes[LM_HEAD] = (config.vocab_size, config.hidden_size)
+    return shapes
+
+
+def layer_shapes(config: ModelConfig) -> dict[str, Shape]:
+    """The tensors of one layer, without the `model.layers.N.` prefix; matrices are [out, in]."""
+    hidden, inner, head = config.hidden_size, config.intermediate_size, config.head_dim
+    q, kv = config.num_heads * head, config.num_kv_heads * head
+    matrices: dict[str, tuple[int, int, bool]] = {
+        "self_attn.q_proj": (q, hidden, config.qkv_bias),
+        "self_attn.k_proj": (kv, hidden, config.qkv_bias),
+        "self_attn.v_proj": (kv, hidden, config.qkv_bias),
+        "self_attn.o_proj": (hidden, q, config.o_bias),
+        "mlp.gate_proj": (inner, hidden, config.mlp_bias),
+        "mlp.up_proj": (inner, hidden, config.mlp_bias),
+        "mlp.down_proj": (hidden, inner, config.mlp_bias),
+    }
+    shapes: dict[str, Shape] = {"input_layernorm.weight": (hidden,)}
+    for name, (rows, columns, has_bias) in matrices.items():
+        shapes[f"{name}.weight"] = (rows, columns)
+        if has_bias:
+            shapes[f"{name}.bias"] = (rows,)
+    if config.qk_norm:
+        shapes["self_attn.q_norm.weight"] = (head,)
+        shapes["self_attn.k_norm.weight"] = (head,)
+    shapes["post_attention_layernorm.weight"] = (hidden,)
+    return shapes
+
+
+def check_layout(config: ModelConfig, found: Mapping[str, Shape], source: str) -> None:
+    """Raise ModelLoadError naming the first tensor that is missing or has another shape than the config says."""
+    expected = tensor_shapes(config)
+    missing = [name for name in expected if name not in found]
+    if missing:
+        others = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise ModelLoadError(f"{source}: tensor {missing[0]} is missing{others}")
+    for name, shape in expected.items():
+        if tuple(found[name]) != shape:
+            raise ModelLoadError(
+                f"{source}: tensor {name} has shape {list(found[name])}, "
+                f"but the model's configuration needs {list(shape)}"
+            )
+
+
+def unexpected(config: ModelConfig, found: Mapping[str, Shape]) -> list[str]:
+    """Tensors that the decoder would ignore; rotary buffers of old exports are no surprise."""
+    expected = tensor_shapes(config)
+    return [
+        name
+        for name in found
+        if name not in expected and not name.endswith("rotary_emb.inv_freq")
+    ]
