@@ -1,0 +1,199 @@
+"""`TokenizerSpec`: what is needed to build a tokenizer and its chat template, as a plain value.
+
+It is filled from a checkpoint folder (`TokenizerSpec.from_folder`) or from GGUF metadata
+(`TokenizerSpec.from_gguf`); `Tokenizer.from_spec` turns it into something that encodes. It knows
+nothing of how tokenizers work. Building a spec is cheap: a folder's `tokenizer.json` is not opened,
+and a GGUF's vocabulary may be handed over as a function, called only when no cached tokenizer is
+found.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tinyserve.errors import ModelLoadError
+
+# The special tokens a chat template may name, under Hugging Face's names.
+SPECIAL_TOKEN_NAMES = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "pad_token",
+    "sep_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+@dataclass(frozen=True)
+class GGUFVocab:
+    """The vocabulary arrays of a GGUF file, under the names of its keys `tokenizer.ggml.*`.
+
+    `token_types`: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; empty means
+    all normal. `merges` ("left right", first merges first) belong to model "gpt2", `scores` to
+    model "llama".
+    """
+
+    model: str  # tokenizer.ggml.model: "gpt2" (byte-level BPE) or "llama" (SentencePiece)
+    tokens: tuple[str, ...]
+    pre: str = "default"  # tokenizer.ggml.pre: the name of the pre-tokenizer
+    token_types: tuple[int, ...] = ()
+    merges: tuple[str, ...] = ()
+    scores: tuple[float, ...] = ()
+    unk_token_id: int | None = None
+    add_space_prefix: bool | None = None  # None: the default of `model`
+
+
+@dataclass(frozen=True)
+class TokenizerSpec:
+    """Where a tokenizer comes from (one of the first two), its special tokens and its templates.
+
+    `add_bos`: True puts BOS before every prompt that is encoded with special tokens, False does
+    not, None leaves it to the post-processor in `tokenizer.json` or to the GGUF model's default.
+    There is no `add_eos`: an EOS is never put after a prompt, whatever the files say.
+    """
+
+    tokenizer_json: Path | None = None
+    gguf_vocab: GGUFVocab | Callable[[], GGUFVocab] | None = None
+    chat_template: str | None = None
+    named_templates: Mapping[str, str] = field(default_factory=dict)  # such as "tool_use"
+    special_tokens: Mapping[str, str] = field(default_factory=dict)  # "bos_token" -> "<s>"
+    special_token_ids: Mapping[str, int] = field(default_factory=dict)  # "bos_token" -> 1
+    add_bos: bool | None = None
+
+    @classmethod
+    def from_folder(cls, folder: str | Path) -> TokenizerSpec:
+        """Read a checkpoint folder's tokenizer files.
+
+        Raises ModelLoadError naming the file that is missing or damaged.
+        """
+        folder = Path(folder)
+        path = folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelLoadError(_no_tokenizer_message(folder))
+        config = _read_json(folder / "tokenizer_config.json")
+        default, named = _read_templates(folder, config)
+        add_bos = config.get("add_bos_token")
+        return cls(
+            tokenizer_json=path,
+            chat_template=default,
+            named_templates=named,
+            special_tokens=_read_special_tokens(folder, config),
+            add_bos=add_bos if isinstance(add_bos, bool) else None,
+        )
+
+    @classmethod
+    def from_gguf(
+        cls,
+        vocab: GGUFVocab | Callable[[], GGUFVocab],
+        *,
+        special_token_ids: Mapping[str, int] | None = None,
+        add_bos: bool | None = None,
+        chat_template: str | None = None,
+        named_templates: Mapping[str, str] | None = None,
+    ) -> TokenizerSpec:
+        """From GGUF metadata.
+
+        `vocab`: the arrays, or a function that reads them (slow, so not called when a cache has
+        the tokenizer). `special_token_ids`: "bos_token", "eos_token", "unk_token", "pad_token" -> id
+        (from `tokenizer.ggml.bos_token_id` and so on). `add_bos`: `tokenizer.ggml.add_bos_token`,
+        None when absent. `chat_template`: `tokenizer.chat_template`; `named_templates`: the rest
+        of the key `tokenizer.chat_template.<name>` -> template.
+        """
+        return cls(
+            gguf_vocab=vocab,
+            chat_template=chat_template,
+            named_templates=dict(named_templates or {}),
+            special_token_ids=dict(special_token_ids or {}),
+            add_bos=add_bos,
+        )
+
+    def with_chat_template(self, source: str) -> TokenizerSpec:
+        """The same tokenizer with one explicit template in place of all the model's own."""
+        return replace(self, chat_template=source, named_templates={})
+
+    def load_vocab(self) -> GGUFVocab:
+        """The GGUF vocabulary, read now if it was given as a function."""
+        if self.gguf_vocab is None:
+            raise ModelLoadError("the model has no GGUF vocabulary")
+        return self.gguf_vocab() if callable(self.gguf_vocab) else self.gguf_vocab
+
+
+def _no_tokenizer_message(folder: Path) -> str:
+    if (folder / "tokenizer.model").is_file():
+        return (
+            f"{folder} has no tokenizer.json, only a SentencePiece tokenizer.model; convert it once "
+            "with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    return f"{folder} has no tokenizer.json"
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """A JSON object, {} where the file is absent."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"cannot read {path}: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path} does not hold a JSON object")
+    return value
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"cannot read {path}: {error}") from error
+
+
+def _read_templates(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, dict[str, str]]:
+    """The default template and the named ones, from the four places checkpoints keep them.
+
+    Later places win: chat_template.json, tokenizer_config.json, chat_template.jinja with its
+    additional_chat_templates folder (the newest habit, written beside stale older ones).
+    """
+    named: dict[str, str] = {}
+    for field_value in (
+        _read_json(folder / "chat_template.json").get("chat_template"),
+        config.get("chat_template"),
+    ):
+        named.update(_templates_in(field_value))
+    if (folder / "chat_template.jinja").is_file():
+        named["default"] = _read_text(folder / "chat_template.jinja")
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        named[path.stem] = _read_text(path)
+    return named.pop("default", None), named
+
+
+def _templates_in(value: Any) -> dict[str, str]:
+    """A `chat_template` field: a string, {name: template}, or a list of {"name", "template"}."""
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, dict):
+        return {str(name): text for name, text in value.items() if isinstance(text, str)}
+    if isinstance(value, list):
+        return {
+            str(item["name"]): item["template"]
+            for item in value
+            if isinstance(item, dict) and "name" in item and isinstance(item.get("template"), str)
+        }
+    return {}
+
+
+def _read_special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """bos_token and its kin: a string, or an object with "content"; tokenizer_config.json wins."""
+    tokens: dict[str, str] = {}
+    for source in (_read_json(folder / "special_tokens_map.json"), config):
+        for name in SPECIAL_TOKEN_NAMES:
+            value = source.get(name)
+            if isinstance(value, dict):
+                value = value.get("content")
+            if isinstance(value, str):
+                tokens[name] = value
+    return tokens
