@@ -1,0 +1,29 @@
+"""What holds for every test: no settings from the shell, no network for the hub, unhurried hypothesis."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Names that a developer sets for the tests themselves; every other TINYSERVE_* is a setting under test.
+KEPT = ("TINYSERVE_REAL_MODEL", "TINYSERVE_CACHE")
+
+settings.register_profile(
+    "tinyserve", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.load_profile("tinyserve")
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+for name in [name for name in os.environ if name.startswith("TINYSERVE_") and name not in KEPT]:
+    del os.environ[name]
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """A generator that depends on the test's name alone, so that any order draws the same numbers."""
+    return np.random.default_rng(random.Random(request.node.nodeid).getrandbits(64))
