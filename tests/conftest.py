@@ -1,4 +1,4 @@
-"""What holds for every test: no settings from the shell, no network for the hub, unhurried hypothesis."""
+"""What holds for every test: no settings from the shell, no hub, unhurried hypothesis."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Names that a developer sets for the tests themselves; every other TINYSERVE_* is a setting under test.
+# Set by a developer for the tests themselves; any other TINYSERVE_* would change what is tested.
 KEPT = ("TINYSERVE_REAL_MODEL", "TINYSERVE_CACHE")
 
 settings.register_profile(
@@ -25,5 +25,5 @@ for name in [name for name in os.environ if name.startswith("TINYSERVE_") and na
 
 @pytest.fixture
 def rng(request: pytest.FixtureRequest) -> np.random.Generator:
-    """A generator that depends on the test's name alone, so that any order draws the same numbers."""
+    """Depends on the test's name alone, so that any order of tests draws the same numbers."""
     return np.random.default_rng(random.Random(request.node.nodeid).getrandbits(64))

@@ -1,4 +1,4 @@
-"""Steps for a runner without a scheduler: `Sequences` hands out blocks, builds chunks, and sorts the logits.
+"""Steps for a runner without a scheduler: blocks, chunks, and logits sorted by sequence.
 
 Blocks are dealt from a shuffled deck, so that a sequence's blocks are never neighbours by luck.
 """
@@ -18,7 +18,7 @@ F32 = NDArray[np.float32]
 
 
 class Sequences:
-    """The block tables and positions of a few sequences over one pool. Frees nothing unless told to."""
+    """Block tables and positions of a few sequences over one pool; frees only when told to."""
 
     def __init__(self, *, block_size: int, num_blocks: int, seed: int = 0) -> None:
         self.block_size = block_size
@@ -46,7 +46,7 @@ class Sequences:
 
 
 def run_chunks(runner: Any, chunks: Sequence[Chunk]) -> dict[int, F32]:
-    """One step; the logits of each sequence, `[num_logits, vocab]`, copied out of the runner's buffer."""
+    """One step; the logits of each sequence, `[num_logits, vocab]`, as copies."""
     logits = runner.run(StepPlan(tuple(chunks))).array()
     rows: dict[int, F32] = {}
     first = 0
@@ -86,7 +86,7 @@ def cuts(lengths: dict[int, int], schedule: str, seed: int = 0) -> Iterator[dict
 def run_schedule(
     runner: Any, sequences: Sequences, prompts: dict[int, list[int]], schedule: str, seed: int = 0
 ) -> dict[int, F32]:
-    """The logits of every position of every prompt, `[len(prompt), vocab]`, computed by `schedule`."""
+    """The logits of all positions of each prompt, `[len(prompt), vocab]`, see `cuts`."""
     parts: dict[int, list[F32]] = {seq_id: [] for seq_id in prompts}
     for step in cuts({s: len(ids) for s, ids in prompts.items()}, schedule, seed):
         chunks = []
