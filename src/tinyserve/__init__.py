@@ -1,7 +1,7 @@
 """tinyserve: a small, exact LLM inference server.
 
-`LLM`, `SamplingParams` and `TinyServeConfig` are loaded when first used, so that importing the package stays
-cheap and brings in no web framework.
+`LLM`, `SamplingParams` and `TinyServeConfig` are loaded when first used, so that importing the
+package stays cheap and brings in no web framework.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Every setting of tinyserve, declared once, and the frozen values made from them.
 
-One declaration feeds the YAML file (a section per class below), the environment (`TINYSERVE_<SECTION>_<KEY>`)
-and the command line (`settings.Setting.flags`); precedence is command line, environment, file, default.
-`TINYSERVE_API_KEY` stands for `server.api_key`. Configuration is checked at construction and never edited
-afterwards: an automatic choice is resolved into a new value. Knows nothing of models, servers, or back ends.
+One declaration feeds the YAML file (a section per class below), the environment
+(`TINYSERVE_<SECTION>_<KEY>`) and the command line (`settings.Setting.flags`); precedence is
+command line, environment, file, default. `TINYSERVE_API_KEY` stands for `server.api_key`.
+Configuration is checked at construction and never edited afterwards: an automatic choice is
+resolved into a new value. Knows nothing of models, servers, or back ends.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ class ModelOptions:
         "sampling defaults of the model (generation_config.json) for fields a request leaves out",
         choices=("auto", "none"),
     )
-    override_generation_config: dict[str, Any] = setting(
-        {}, "sampling defaults that replace the model's, e.g. '{\"temperature\": 0.5}'"
+    override_generation_config: dict[str, Any] | None = setting(
+        None, "sampling defaults that replace the model's, e.g. '{\"temperature\": 0.5}'"
     )
     chat_template: str | None = setting(
         None, "chat template instead of the model's: a file, or the Jinja text itself"
@@ -89,7 +90,7 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         check(self)
-        for name in self.override_generation_config:
+        for name in self.override_generation_config or ():
             if name not in SAMPLING_DEFAULT_KEYS:
                 raise ConfigError(
                     f"model.override_generation_config: unknown sampling field {name!r}"
@@ -260,7 +261,7 @@ class ServerConfig:
 
 @dataclass(frozen=True)
 class TinyServeConfig:
-    """All sections. `from_yaml`, `from_dict` and `resolve` are the ways to make one from outside."""
+    """All sections. Made from outside by `from_yaml`, `from_dict` or `resolve`."""
 
     model: ModelOptions = ModelOptions()
     cache: CacheConfig = CacheConfig()
@@ -270,12 +271,12 @@ class TinyServeConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TinyServeConfig:
-        """From nested mappings, e.g. {"cache": {"block_size": 32}}. Raises ConfigError naming the key."""
+        """From nested mappings such as {"cache": {"block_size": 32}}. Raises ConfigError."""
         return _build(_layer_from_mapping(values, "configuration"))
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str]) -> TinyServeConfig:
-        """From a YAML file; sections and keys may be left out. Raises ConfigError naming file or key."""
+        """From a YAML file; sections and keys may be left out. Raises ConfigError."""
         return _build(layer_from_yaml(path))
 
     @classmethod
@@ -286,9 +287,10 @@ class TinyServeConfig:
         env: Mapping[str, str] | None = None,
         overrides: Mapping[str, Any] | None = None,
     ) -> TinyServeConfig:
-        """Merge, strongest first: `overrides` ("section.key" -> value), environment, file, defaults.
+        """Merge, strongest first: `overrides` ("section.key" -> value), `env`, `file`, defaults.
 
-        `env` None reads the process's environment. Raises ConfigError naming the key and where it was set.
+        `env` None reads the process's environment. Raises ConfigError naming the key and where it
+        was set.
         """
         layers = [layer_from_yaml(file)] if file is not None else []
         layers.append(layer_from_env(os.environ if env is None else env))

@@ -1,8 +1,8 @@
 """How one setting is declared, checked, and read from text: the machinery under `config.py`.
 
-A setting is a dataclass field whose metadata holds help, unit, choices, limits and command-line flags. From
-that one declaration come the YAML reader, the environment reader, and the argparse options, so that they
-cannot disagree. This file knows no particular setting.
+A setting is a dataclass field whose metadata holds help, unit, choices, limits and command-line
+flags. From that one declaration come the YAML reader, the environment reader, and the argparse
+options, so that they cannot disagree. This file knows no particular setting.
 """
 
 from __future__ import annotations
@@ -88,7 +88,8 @@ def setting(
 ) -> Any:
     """Declare a setting as a dataclass field. `limits` may hold low, high, and unit.
 
-    `flags` lists the command-line spellings, separated by spaces; the default is the name in kebab case.
+    `flags` lists the command-line spellings, separated by spaces; the default is the name in kebab
+    case.
     """
     metadata = {
         "help": help,
@@ -101,8 +102,6 @@ def setting(
         "unit": limits.get("unit"),
     }
     secret = limits.get("secret", False)
-    if isinstance(default, dict):
-        return dataclasses.field(default_factory=lambda: dict(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
@@ -114,18 +113,13 @@ def settings_of(section: type) -> dict[str, Setting]:
     for field in dataclasses.fields(section):
         kind, optional = _kind(hints[field.name])
         meta = dict(field.metadata)
-        default = (
-            field.default_factory()
-            if field.default_factory is not dataclasses.MISSING
-            else field.default
-        )
         meta["flags"] = meta["flags"] or ("--" + field.name.replace("_", "-"),)
         meta["kind"] = meta["kind"] or kind
         found[field.name] = Setting(
             section=section.SECTION,  # type: ignore[attr-defined]
             name=field.name,
             optional=optional,
-            default=default,
+            default=field.default,
             **meta,
         )
     return found
@@ -148,8 +142,12 @@ def _kind(hint: Any) -> tuple[str, bool]:
 
 
 def check(section: Any) -> None:
-    """Check and normalise every field of a section under construction. Raises ConfigError naming the key."""
-    for name, declared in settings_of(type(section)).items():
+    """Check and normalise every field of a section under construction.
+
+    Raises ConfigError naming the key.
+    """
+    kind: Any = type(section)
+    for name, declared in settings_of(kind).items():
         object.__setattr__(section, name, checked(declared, getattr(section, name)))
 
 
@@ -192,7 +190,7 @@ def _convert(declared: Setting, value: Any) -> Any:
 
 
 def parse_text(declared: Setting, text: str) -> Any:
-    """The value that `text` (from the environment or the command line) spells. Raises ConfigError."""
+    """The value that `text` (environment or command line) spells. Raises ConfigError."""
     lowered = text.strip().lower()
     if declared.optional and lowered in _NULL:
         return None

@@ -1,4 +1,7 @@
-"""YAML without surprises: duplicate keys are errors. Imports yaml, so it is loaded only where a file is read."""
+"""YAML without surprises: duplicate keys are errors.
+
+Imports yaml, so it is loaded only where a file is read.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ class _StrictLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
         for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=deep)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=deep)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
                     None, None, f"the key {key!r} is given twice", key_node.start_mark
