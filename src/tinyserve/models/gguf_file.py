@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import mmap
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ DEFAULT_ALIGNMENT = 32
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _STRING, _ARRAY = 8, 9
-_SCALARS = {
+_SCALARS: dict[int, np.dtype[Any]] = {
     0: np.dtype("u1"),
     1: np.dtype("i1"),
     2: np.dtype("<u2"),
@@ -49,6 +50,7 @@ class StringArray:
 
     data: mmap.mmap
     start: int
+    end: int
     count: int
 
     def __len__(self) -> int:
@@ -62,6 +64,30 @@ class StringArray:
             out.append(data[position + 8 : end].decode())
             position = end
         return out
+
+    def find(self, texts: Collection[str]) -> dict[str, int]:
+        """The index of each text that the array holds (the first, if several), without decoding the rest."""
+        offsets: dict[int, str] = {}
+        for text in texts:
+            stored = _U64.pack(len(text.encode())) + text.encode()
+            place = self.data.find(stored, self.start, self.end)
+            while place >= 0:
+                offsets[place] = text
+                place = self.data.find(stored, place + 1, self.end)
+        found: dict[str, int] = {}
+        position, last, data, length = (
+            self.start,
+            max(offsets, default=-1),
+            self.data,
+            _U64.unpack_from,
+        )
+        for index in range(self.count):
+            if position > last:
+                break
+            if position in offsets:
+                found.setdefault(offsets[position], index)
+            position += 8 + length(data, position)[0]
+        return found
 
 
 @dataclass(frozen=True)
@@ -200,11 +226,11 @@ class GGUFFile:
         return values
 
     def _string_array(self, count: int) -> StringArray:
-        array = StringArray(self._data, self._position, count)
-        position, data, length = self._position, self._data, _U64.unpack_from
+        start = position = self._position
+        data, length = self._data, _U64.unpack_from
         for _ in range(count):
             position += 8 + length(data, position)[0]
         if position > self._size:
             raise IndexError
         self._position = position
-        return array
+        return StringArray(self._data, start, position, count)

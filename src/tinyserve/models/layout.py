@@ -72,7 +72,5 @@ def unexpected(config: ModelConfig, found: Mapping[str, Shape]) -> list[str]:
     """Tensors that the decoder would ignore; rotary buffers of old exports are no surprise."""
     expected = tensor_shapes(config)
     return [
-        name
-        for name in found
-        if name not in expected and not name.endswith("rotary_emb.inv_freq")
+        name for name in found if name not in expected and not name.endswith("rotary_emb.inv_freq")
     ]

@@ -33,9 +33,7 @@ def rope_table(config: RopeConfig, head_dim: int, max_positions: int) -> tuple[F
     return (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)
 
 
-def inverse_frequencies(
-    config: RopeConfig, head_dim: int, max_positions: int
-) -> tuple[F64, float]:
+def inverse_frequencies(config: RopeConfig, head_dim: int, max_positions: int) -> tuple[F64, float]:
     """Radians per position of each pair, float64 `[head_dim / 2]`, and the factor on cos and sin.
 
     Raises ModelLoadError where the kind is unknown or its parameters are missing.
@@ -53,9 +51,7 @@ def inverse_frequencies(
     elif config.kind == "dynamic":
         inv_freq = _plain(_dynamic_theta(config, head_dim, max_positions), head_dim)
     elif config.kind != "none":
-        raise ModelLoadError(
-            f"unknown rope scaling {config.kind!r}; supported: {', '.join(KINDS)}"
-        )
+        raise ModelLoadError(f"unknown rope scaling {config.kind!r}; supported: {', '.join(KINDS)}")
     if config.freq_factors is not None:
         inv_freq = _divide_by_factors(inv_freq, config.freq_factors)
     return inv_freq, scale
@@ -124,7 +120,5 @@ def _dynamic_theta(config: RopeConfig, head_dim: int, max_positions: int) -> flo
 
 def _original_length(config: RopeConfig) -> int:
     if not config.original_max_position:
-        raise ModelLoadError(
-            f"rope scaling {config.kind!r} needs original_max_position_embeddings"
-        )
+        raise ModelLoadError(f"rope scaling {config.kind!r} needs original_max_position_embeddings")
     return config.original_max_position

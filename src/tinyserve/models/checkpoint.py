@@ -1,0 +1,116 @@
+"""`Checkpoint`: a model as it lies on disk, and `load_checkpoint`, which finds one by name.
+
+Owns the meaning of a model's name and the shape of what every loader returns. Knows no file format (each loader
+does) and nothing of kernels' packed forms. Tensors are read lazily, through a memory map where the format allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tinyserve.errors import ModelLoadError
+from tinyserve.kernels.formats import F32, Weight
+from tinyserve.models.config import ModelConfig
+from tinyserve.text.spec import TokenizerSpec
+
+
+class TensorSource(Protocol):
+    """A model's tensors under Hugging Face's names, such as `model.layers.0.self_attn.q_proj.weight`.
+
+    Complete and of the right shapes: loaders check that before they hand one out. Both readers raise
+    ModelLoadError naming the tensor when there is none of that name.
+    """
+
+    def names(self) -> Collection[str]:
+        """The tensors that the decoder needs; a tied model has no `lm_head.weight`."""
+
+    def weight(self, name: str) -> Weight:
+        """A matrix `[out, in]`, in whichever plain format holds the stored values exactly."""
+
+    def vector(self, name: str) -> F32:
+        """A norm or bias, f32 `[size]`."""
+
+
+class Progress(Protocol):
+    """Told how far something long has come: `done` of `total` bytes or items (total 0: not known)."""
+
+    def __call__(self, label: str, done: int, total: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model ready to be packed and run.
+
+    `eos_token_ids`: every id that ends a text, from all files that name one. `sampling_defaults`: what the model's
+    authors recommend (generation_config.json), under the names of `SamplingParams`. `fingerprint`: changes
+    whenever the files do; part of the keys of caches. `name`: what the user called it.
+    """
+
+    config: ModelConfig
+    tensors: TensorSource
+    eos_token_ids: tuple[int, ...]
+    sampling_defaults: Mapping[str, float | int]
+    tokenizer_spec: Callable[
+        [], TokenizerSpec
+    ]  # raises ModelLoadError where tokenizer files are missing
+    fingerprint: str
+    name: str
+
+
+def load_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoint:
+    """Find and open a model; raises ModelLoadError saying what is missing, damaged or unsupported.
+
+    `model` is `default` (or empty), `synthetic`, a folder, a `.gguf` file, or a hub id: `org/name`,
+    `org/name@revision`, `org/name:file.gguf`. Only `default` and hub ids may use the network.
+    """
+    # Loaders are imported on demand: none is needed for the others' models, and each of them imports this module.
+    if model in ("", "default"):
+        from tinyserve.models.default_model import default_model_path
+
+        return _load_gguf(default_model_path(progress), "default")
+    if model == "synthetic":
+        from tinyserve.models.synthetic import synthetic_checkpoint
+
+        return synthetic_checkpoint()
+    path = Path(model).expanduser()
+    if path.exists():
+        return load_path(path, model)
+    from tinyserve.models.hub import download, parse_hub_id
+
+    hub_id = parse_hub_id(model)
+    if hub_id is None:
+        raise ModelLoadError(
+            f"model {model!r} was not found: there is no folder or file {path.absolute()}, and it is not the "
+            "name of a Hugging Face repository (org/name) either"
+        )
+    return load_path(download(hub_id), model)
+
+
+def load_path(path: Path, name: str) -> Checkpoint:
+    """Open a GGUF file, or a folder with config.json and safetensors, or a folder with one GGUF file."""
+    if path.is_file():
+        if path.suffix == ".safetensors":
+            raise ModelLoadError(
+                f"{path} is one tensor file; name the folder that also has config.json: {path.parent}"
+            )
+        return _load_gguf(path, name)
+    if (path / "config.json").is_file():
+        from tinyserve.models.hf_folder import load_folder
+
+        return load_folder(path, name)
+    gguf_files = sorted(path.glob("*.gguf"))
+    if len(gguf_files) == 1:
+        return _load_gguf(gguf_files[0], name)
+    if gguf_files:
+        listed = ", ".join(file.name for file in gguf_files)
+        raise ModelLoadError(f"{path} holds several GGUF files, name one of them: {listed}")
+    raise ModelLoadError(f"{path} has neither a config.json nor a .gguf file")
+
+
+def _load_gguf(path: Path, name: str) -> Checkpoint:
+    from tinyserve.models.gguf_loader import load_gguf
+
+    return load_gguf(path, name)

@@ -1,0 +1,144 @@
+"""A GGUF file as a `Checkpoint`: its metadata as `ModelConfig`, its tensors under Hugging Face's names.
+
+Owns the differences between the two worlds: names, the row order of llama's Q and K, and where rope scaling,
+tied heads and ends of text are written down. Knows neither the container (gguf_file) nor block layouts (gguf_types).
+Opening reads metadata only; the vocabulary and the tensors are read when asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinyserve.errors import ModelLoadError
+from tinyserve.kernels.formats import F32, Weight
+from tinyserve.models.cache import files_fingerprint
+from tinyserve.models.checkpoint import Checkpoint
+from tinyserve.models.config import ModelConfig
+from tinyserve.models.gguf_file import GGUFFile, TensorInfo
+from tinyserve.models.gguf_metadata import Metadata, read_config
+from tinyserve.models.gguf_tokenizer import read_eos_token_ids, read_tokenizer_spec
+from tinyserve.models.gguf_types import SUPPORTED
+from tinyserve.models.layout import LM_HEAD, check_layout, tensor_shapes
+
+_GLOBAL_NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+}
+_LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+# Rope frequencies are read with the metadata; the others are leftovers of early converters.
+_NOT_WEIGHTS = re.compile(r"rope_freqs\.weight|blk\.\d+\.(attn_rot_embd|rope_freqs)\.weight")
+
+
+def load_gguf(path: Path, name: str) -> Checkpoint:
+    """Open a GGUF model. Raises ModelLoadError naming the key, tensor or type that is missing or unsupported."""
+    file = GGUFFile(path)
+    metadata = Metadata(file)
+    config = read_config(metadata)
+    return Checkpoint(
+        config=config,
+        tensors=GGUFTensors(file, config, unpermute=metadata.architecture == "llama"),
+        eos_token_ids=read_eos_token_ids(metadata),
+        sampling_defaults={},
+        tokenizer_spec=lambda: read_tokenizer_spec(metadata),
+        fingerprint=files_fingerprint([path]),
+        name=name,
+    )
+
+
+class GGUFTensors:
+    """The file's tensors under Hugging Face's names; quantized ones keep their quantization.
+
+    `unpermute`: converters interleave the rows of Q and K for architecture "llama", so that rope turns neighbouring
+    dimensions; here they are put back into Hugging Face's half-split order.
+    """
+
+    def __init__(self, file: GGUFFile, config: ModelConfig, *, unpermute: bool) -> None:
+        self._file = file
+        self._infos = _by_hugging_face_name(file)
+        if config.tie_word_embeddings:
+            self._infos.pop(LM_HEAD, None)
+        check_layout(config, {n: i.shape for n, i in self._infos.items()}, str(file.path))
+        self._check_known(config)
+        self._heads = (
+            {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if unpermute else {}
+        )
+
+    def names(self) -> Collection[str]:
+        return self._infos.keys()
+
+    def weight(self, name: str) -> Weight:
+        info = self._info(name)
+        return SUPPORTED[info.type_id].unpack(self._rows(name, info))
+
+    def vector(self, name: str) -> F32:
+        info = self._info(name)
+        raw = self._file.raw(info)
+        values = SUPPORTED[info.type_id].unpack(raw).dequantize().reshape(-1)
+        order = self._row_order(name, values.size)
+        return values if order is None else values[order]
+
+    def _info(self, name: str) -> TensorInfo:
+        info = self._infos.get(name)
+        if info is None:
+            raise ModelLoadError(f"{self._file.path}: there is no tensor {name}")
+        return info
+
+    def _rows(self, name: str, info: TensorInfo) -> NDArray[np.uint8]:
+        raw = self._file.raw(info)
+        order = self._row_order(name, info.shape[0])
+        return raw if order is None else raw[order]
+
+    def _row_order(self, name: str, num_rows: int) -> NDArray[np.int64] | None:
+        """For each row in half-split order, its place in the file; None where the file has that order."""
+        heads = self._heads.get(name.split(".")[-2])
+        if heads is None:
+            return None
+        interleaved = np.arange(num_rows).reshape(heads, num_rows // heads // 2, 2)
+        return interleaved.swapaxes(1, 2).reshape(-1)
+
+    def _check_known(self, config: ModelConfig) -> None:
+        """A tensor the decoder would ignore means another architecture than the file claims."""
+        expected = tensor_shapes(config)
+        for name, info in self._infos.items():
+            if name not in expected:
+                raise ModelLoadError(f"{self._file.path}: tensor {info.name} is not supported")
+            try:
+                info.num_bytes  # noqa: B018 - raises for unsupported types
+            except ModelLoadError as error:
+                raise ModelLoadError(f"{self._file.path}: {error}") from None
+
+
+def _by_hugging_face_name(file: GGUFFile) -> dict[str, TensorInfo]:
+    return {
+        _hugging_face_name(name): info
+        for name, info in file.tensors.items()
+        if not _NOT_WEIGHTS.fullmatch(name)
+    }
+
+
+def _hugging_face_name(name: str) -> str:
+    """`blk.0.attn_q.weight` -> `model.layers.0.self_attn.q_proj.weight`; unknown names stay as they are."""
+    layer = _LAYER.fullmatch(name)
+    if layer and layer[2] in _LAYER_NAMES:
+        return f"model.layers.{layer[1]}.{_LAYER_NAMES[layer[2]]}.{layer[3]}"
+    stem, _, kind = name.rpartition(".")
+    return f"{_GLOBAL_NAMES[stem]}.{kind}" if stem in _GLOBAL_NAMES else name

@@ -1,0 +1,156 @@
+"""GGUF metadata as a `ModelConfig`. Knows the keys of the GGUF specification; reads no weights but rope factors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tinyserve.errors import ModelLoadError
+from tinyserve.models.config import ModelConfig, RopeConfig
+from tinyserve.models.gguf_file import GGUFFile
+
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+T = TypeVar("T", int, float, str, bool)
+
+
+class Metadata:
+    """Typed access to a file's keys; `{arch}` in a key stands for the architecture."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self.file = file
+        self.architecture = ""
+        self.architecture = self.need("general.architecture", str)
+
+    def need(self, key: str, kind: type[T]) -> T:
+        """The value of `key`. Raises ModelLoadError naming the key where it is missing or of another type."""
+        value = self.get(key, kind)
+        if value is None:
+            raise ModelLoadError(f"{self.file.path}: metadata key {self._key(key)} is missing")
+        return value
+
+    def get(self, key: str, kind: type[T]) -> T | None:
+        """The value of `key`, or None. One number for all layers may be stored as an array of equal ones."""
+        key = self._key(key)
+        value: Any = self.file.metadata.get(key)
+        if value is None:
+            return None
+        if isinstance(value, np.ndarray) and value.size and (value == value[0]).all():
+            value = value[0].item()
+        if kind is float and isinstance(value, int):
+            value = float(value)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ModelLoadError(f"{self.file.path}: metadata key {key} is not one {kind.__name__}")
+        return value
+
+    def array(self, key: str) -> Any:
+        """An array value as stored (numpy or `StringArray`), or None."""
+        return self.file.metadata.get(self._key(key))
+
+    def _key(self, key: str) -> str:
+        return key.replace("{arch}", self.architecture)
+
+
+def read_config(metadata: Metadata) -> ModelConfig:
+    """Raises ModelLoadError for unknown architectures, missing keys, and variants the decoder cannot run."""
+    architecture = ARCHITECTURES.get(metadata.architecture)
+    if architecture is None:
+        raise ModelLoadError(
+            f"{metadata.file.path}: architecture {metadata.architecture!r} is not supported "
+            f"(supported: {', '.join(ARCHITECTURES)})"
+        )
+    _refuse_variants(metadata)
+    tensors = metadata.file.tensors
+    if "token_embd.weight" not in tensors:
+        raise ModelLoadError(f"{metadata.file.path}: tensor token_embd.weight is missing")
+    hidden_size = metadata.need("{arch}.embedding_length", int)
+    num_heads = metadata.need("{arch}.attention.head_count", int)
+    num_layers = metadata.need("{arch}.block_count", int)
+    head_dim = metadata.get("{arch}.attention.key_length", int) or hidden_size // num_heads
+    window = metadata.get("{arch}.attention.sliding_window", int)
+    _check_head(metadata, head_dim)
+    return ModelConfig(
+        architecture=architecture,
+        vocab_size=tensors["token_embd.weight"].shape[0],
+        hidden_size=hidden_size,
+        intermediate_size=metadata.need("{arch}.feed_forward_length", int),
+        num_layers=num_layers,
+        num_heads=num_heads,
+        num_kv_heads=metadata.get("{arch}.attention.head_count_kv", int) or num_heads,
+        head_dim=head_dim,
+        rms_norm_eps=metadata.need("{arch}.attention.layer_norm_rms_epsilon", float),
+        rope=_read_rope(metadata),
+        max_position_embeddings=metadata.need("{arch}.context_length", int),
+        tie_word_embeddings="output.weight" not in tensors,
+        qkv_bias="blk.0.attn_q.bias" in tensors,
+        o_bias="blk.0.attn_output.bias" in tensors,
+        mlp_bias="blk.0.ffn_up.bias" in tensors,
+        qk_norm="blk.0.attn_q_norm.weight" in tensors,
+        windows=(window,) * num_layers if window else (),
+    )
+
+
+def _refuse_variants(metadata: Metadata) -> None:
+    path = metadata.file.path
+    if (metadata.get("split.count", int) or 1) > 1:
+        raise ModelLoadError(
+            f"{path} is one part of a split GGUF; merge the parts with llama.cpp's llama-gguf-split --merge"
+        )
+    if metadata.get("{arch}.expert_count", int):
+        raise ModelLoadError(f"{path}: mixture-of-experts models are not supported")
+
+
+def _check_head(metadata: Metadata, head_dim: int) -> None:
+    for key in ("{arch}.attention.value_length", "{arch}.rope.dimension_count"):
+        size = metadata.get(key, int)
+        if size is not None and size != head_dim:
+            raise ModelLoadError(
+                f"{metadata.file.path}: {key.replace('{arch}', metadata.architecture)} is {size}, "
+                f"but a head has {head_dim} dimensions; such models are not supported"
+            )
+
+
+def _read_rope(metadata: Metadata) -> RopeConfig:
+    theta = metadata.get("{arch}.rope.freq_base", float) or 10000.0
+    kind = metadata.get("{arch}.rope.scaling.type", str) or "none"
+    factor = metadata.get("{arch}.rope.scaling.factor", float) or 1.0
+    legacy = metadata.get("{arch}.rope.scale_linear", float)
+    if kind == "none" and legacy and legacy != 1.0:  # before `rope.scaling.*` existed
+        kind, factor = "linear", legacy
+    factors = _rope_factors(metadata.file)
+    if kind == "none":
+        return RopeConfig(theta=theta, freq_factors=factors)
+    if kind == "linear":
+        return RopeConfig(theta=theta, kind=kind, factor=factor, freq_factors=factors)
+    if kind != "yarn":
+        raise ModelLoadError(
+            f"{metadata.file.path}: rope scaling {kind!r} is not supported (supported: none, linear, yarn)"
+        )
+    # ggml multiplies this on top of the factor that YaRN derives from the scaling.
+    extra = metadata.get("{arch}.rope.scaling.attn_factor", float)
+    return RopeConfig(
+        theta=theta,
+        kind=kind,
+        factor=factor,
+        original_max_position=metadata.get("{arch}.rope.scaling.original_context_length", int)
+        or metadata.need("{arch}.context_length", int),
+        beta_fast=metadata.get("{arch}.rope.scaling.yarn_beta_fast", float) or 32.0,
+        beta_slow=metadata.get("{arch}.rope.scaling.yarn_beta_slow", float) or 1.0,
+        attention_factor=None if extra is None else extra * (1.0 + 0.1 * math.log(factor)),
+        freq_factors=factors,
+    )
+
+
+def _rope_factors(file: GGUFFile) -> tuple[float, ...] | None:
+    """`rope_freqs.weight`: how converters write Llama 3's scaling, one divisor for each pair."""
+    info = file.tensors.get("rope_freqs.weight")
+    if info is None:
+        return None
+    values = file.raw(info).view("<f4").reshape(-1)
+    return tuple(float(value) for value in values)

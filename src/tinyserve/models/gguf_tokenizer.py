@@ -1,0 +1,103 @@
+"""GGUF metadata as a `TokenizerSpec`, and the ids that end a text. Knows the keys; tokenizes nothing.
+
+Nothing here decodes the vocabulary until the spec's `load_vocab` is called, so a cached tokenizer costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tinyserve.errors import ModelLoadError
+from tinyserve.models.gguf_file import StringArray
+from tinyserve.models.gguf_metadata import Metadata
+from tinyserve.text.spec import GGUFVocab, TokenizerSpec
+
+# Special tokens that end a turn or a text wherever they exist: ChatML, Llama 3 (turn, tool call, text), Phi, GPT-2.
+# Files name one id as EOS, often the wrong one of several; llama.cpp keeps a list like this for the same reason.
+END_OF_TEXT = (
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end_of_text|>",
+    "<|end|>",
+    "<|endoftext|>",
+)
+_CONTROL = 3  # token type of special tokens
+_SPECIAL_IDS = {
+    "bos_token": "tokenizer.ggml.bos_token_id",
+    "eos_token": "tokenizer.ggml.eos_token_id",
+    "unk_token": "tokenizer.ggml.unknown_token_id",
+    "pad_token": "tokenizer.ggml.padding_token_id",
+}
+_TEMPLATE = "tokenizer.chat_template"
+
+
+def read_tokenizer_spec(metadata: Metadata) -> TokenizerSpec:
+    """Raises ModelLoadError naming the key where the file carries no whole tokenizer."""
+    special = {name: metadata.get(key, int) for name, key in _SPECIAL_IDS.items()}
+    named = {
+        key[len(_TEMPLATE) + 1 :]: value
+        for key, value in metadata.file.metadata.items()
+        if key.startswith(f"{_TEMPLATE}.") and isinstance(value, str)
+    }
+    return TokenizerSpec.from_gguf(
+        _vocab_reader(metadata),
+        special_token_ids={name: i for name, i in special.items() if i is not None},
+        add_bos=metadata.get("tokenizer.ggml.add_bos_token", bool),
+        chat_template=metadata.get(_TEMPLATE, str),
+        named_templates=named,
+    )
+
+
+def read_eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
+    """The file's EOS and end-of-turn ids, then those of `END_OF_TEXT` that are special tokens here."""
+    named = [metadata.get(f"tokenizer.ggml.{kind}_token_id", int) for kind in ("eos", "eot", "eom")]
+    ids = [token_id for token_id in named if token_id is not None]
+    tokens, types = (
+        metadata.array("tokenizer.ggml.tokens"),
+        metadata.array("tokenizer.ggml.token_type"),
+    )
+    if isinstance(tokens, StringArray) and types is not None:
+        found = tokens.find(END_OF_TEXT)
+        ids += [found[text] for text in END_OF_TEXT if text in found]
+        ids = [i for i in ids if i in named or int(types[i]) == _CONTROL]
+    return tuple(dict.fromkeys(ids))
+
+
+def _vocab_reader(metadata: Metadata) -> Any:
+    model = metadata.need("tokenizer.ggml.model", str)
+    arrays = {
+        name: metadata.array(f"tokenizer.ggml.{name}")
+        for name in ("tokens", "token_type", "merges", "scores")
+    }
+    needed = ("tokens", "merges") if model == "gpt2" else ("tokens",)
+    for name in needed:
+        if not isinstance(arrays[name], StringArray):
+            raise ModelLoadError(
+                f"{metadata.file.path}: metadata key tokenizer.ggml.{name} is missing"
+            )
+
+    def read() -> GGUFVocab:
+        return GGUFVocab(
+            model=model,
+            tokens=_strings(arrays, "tokens"),
+            pre=metadata.get("tokenizer.ggml.pre", str) or "default",
+            token_types=_numbers(arrays, "token_type"),
+            merges=_strings(arrays, "merges"),
+            scores=_numbers(arrays, "scores"),
+            unk_token_id=metadata.get("tokenizer.ggml.unknown_token_id", int),
+            add_space_prefix=metadata.get("tokenizer.ggml.add_space_prefix", bool),
+        )
+
+    return read
+
+
+def _strings(arrays: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    array = arrays[name]
+    return tuple(array.decode()) if isinstance(array, StringArray) else ()
+
+
+def _numbers(arrays: Mapping[str, Any], name: str) -> tuple[Any, ...]:
+    array = arrays[name]
+    return () if array is None else tuple(array.tolist())

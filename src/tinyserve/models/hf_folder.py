@@ -1,0 +1,78 @@
+"""A checkpoint folder as Hugging Face writes it (config.json, safetensors, tokenizer files) as a `Checkpoint`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+
+from tinyserve.models.cache import files_fingerprint
+from tinyserve.models.checkpoint import Checkpoint
+from tinyserve.models.config import ModelConfig
+from tinyserve.models.hf_config import (
+    read_eos_token_ids,
+    read_json,
+    read_model_config,
+    read_sampling_defaults,
+)
+from tinyserve.models.layout import LM_HEAD, check_layout, tensor_shapes, unexpected
+from tinyserve.models.safetensors_loader import SafetensorsSource, find_files, open_tensors
+from tinyserve.text.spec import TokenizerSpec
+
+_FINGERPRINTED = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+)
+
+logger = logging.getLogger(__name__)
+
+
+def load_folder(folder: Path, name: str) -> Checkpoint:
+    """Open a folder. Raises ModelLoadError naming the file, field or tensor that is missing or unsupported."""
+    path = folder / "config.json"
+    data = read_json(path)
+    generation = read_json(folder / "generation_config.json", required=False)
+    config = read_model_config(data, str(path))
+    files = find_files(folder)
+    tensors = open_tensors(files)
+    config = _resolve_head(config, tensors.keys(), folder)
+    shapes = {tensor: stored.shape for tensor, stored in tensors.items()}
+    check_layout(config, shapes, str(folder))
+    _warn_unused(config, shapes, folder)
+    metadata_files = [folder / file for file in _FINGERPRINTED if (folder / file).is_file()]
+    return Checkpoint(
+        config=config,
+        tensors=SafetensorsSource(tensors, tensor_shapes(config)),
+        eos_token_ids=read_eos_token_ids(data, generation),
+        sampling_defaults=read_sampling_defaults(generation),
+        tokenizer_spec=lambda: TokenizerSpec.from_folder(folder),
+        fingerprint=files_fingerprint([*files, *metadata_files]),
+        name=name,
+    )
+
+
+def _resolve_head(config: ModelConfig, names: Collection[str], folder: Path) -> ModelConfig:
+    """A model that claims a head of its own but has none uses its embedding, as its exporter must have done."""
+    if config.tie_word_embeddings or LM_HEAD in names:
+        return config
+    logger.warning(
+        "%s: tie_word_embeddings is false but %s is missing; using the embedding as the output head",
+        folder,
+        LM_HEAD,
+    )
+    return replace(config, tie_word_embeddings=True)
+
+
+def _warn_unused(config: ModelConfig, shapes: dict[str, tuple[int, ...]], folder: Path) -> None:
+    unused = [name for name in unexpected(config, shapes) if name != LM_HEAD]
+    if unused:
+        logger.warning(
+            "%s: %d tensors are not part of a %s and are ignored, such as %s",
+            folder,
+            len(unused),
+            config.architecture,
+            unused[0],
+        )

@@ -1,0 +1,103 @@
+"""Rope scaling as config.json spells it (both spellings) as a `RopeConfig`, and the context it allows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tinyserve.errors import ModelLoadError
+from tinyserve.models.config import RopeConfig
+from tinyserve.models.rope import KINDS
+
+Json = Mapping[str, Any]
+
+DEFAULT_MAX_POSITIONS = 2048
+_DEFAULT_THETA = 10000.0
+_FLOATS = (
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+)
+_NEEDED = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
+
+
+def read_rope(data: Json, source: str) -> RopeConfig:
+    """Raises ModelLoadError for an unknown kind or a missing parameter, naming it."""
+    scaling = _scaling(data, source)
+    kind = _kind(scaling)
+    if kind not in KINDS:
+        raise ModelLoadError(
+            f"{source}: rope scaling {kind!r} is not supported (supported: {', '.join(KINDS)})"
+        )
+    if float(scaling.get("partial_rotary_factor", data.get("partial_rotary_factor")) or 1.0) != 1.0:
+        raise ModelLoadError(f"{source}: partial_rotary_factor is not supported")
+    theta = float(scaling.get("rope_theta") or data.get("rope_theta") or _DEFAULT_THETA)
+    if kind == "none":
+        return RopeConfig(theta=theta)
+    if kind == "yarn" and scaling.get("factor") is None and _original(scaling, data):
+        # YaRN checkpoints may leave the factor to be read off the two lengths.
+        scaling = {**scaling, "factor": _positions(data) / _original(scaling, data)}
+    for name in _NEEDED[kind]:
+        if scaling.get(name) is None:
+            raise ModelLoadError(f"{source}: rope scaling {kind!r} needs {name!r}")
+    given: dict[str, Any] = {name: float(scaling[name]) for name in _FLOATS if scaling.get(name)}
+    return RopeConfig(
+        theta=theta,
+        kind=kind,
+        factor=float(scaling["factor"]),
+        # dynamic scales from the length the model was trained at, which for it is max_position_embeddings.
+        original_max_position=_positions(data) if kind == "dynamic" else _original(scaling, data),
+        truncate=bool(scaling.get("truncate", True)),
+        **given,
+    )
+
+
+def max_positions(data: Json) -> int:
+    """The longest sequence the model is meant for: the scaling's factor counts where the kind says so.
+
+    linear and dynamic stretch `max_position_embeddings`; yarn stretches the original length (which may be what
+    max_position_embeddings still says); llama3's is already in `max_position_embeddings`.
+    """
+    positions, scaling = _positions(data), _scaling(data, "")
+    kind, factor = _kind(scaling), float(scaling.get("factor") or 1.0)
+    if kind in ("linear", "dynamic"):
+        return int(positions * factor)
+    if kind == "yarn":
+        return max(positions, int(_original(scaling, data) * factor))
+    return positions
+
+
+def _scaling(data: Json, source: str) -> Json:
+    """The scaling object: `rope_parameters` (transformers 5, theta inside) or `rope_scaling`."""
+    scaling = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    nested = [value for value in scaling.values() if isinstance(value, Mapping)]
+    if not nested:
+        return scaling
+    if any(value != nested[0] for value in nested):
+        raise ModelLoadError(f"{source}: rope parameters that differ by layer are not supported")
+    return nested[0]
+
+
+def _kind(scaling: Json) -> str:
+    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
+    return "none" if kind == "default" else kind
+
+
+def _original(scaling: Json, data: Json) -> int:
+    original = scaling.get("original_max_position_embeddings") or data.get(
+        "original_max_position_embeddings"
+    )
+    return int(original or _positions(data))
+
+
+def _positions(data: Json) -> int:
+    return int(data.get("max_position_embeddings") or DEFAULT_MAX_POSITIONS)

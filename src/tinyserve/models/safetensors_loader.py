@@ -1,0 +1,159 @@
+"""safetensors files by memory map, one or many shards, as a `TensorSource`. Knows no architectures.
+
+Why not the `safetensors` library here: its numpy front has no bf16 and copies each tensor. The format is a length,
+a JSON header and raw little-endian bytes (https://github.com/huggingface/safetensors#format), so a view of the map is
+all that a reader has to make. Files are opened and checked at once, tensors are touched only when asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinyserve.errors import ModelLoadError
+from tinyserve.kernels.formats import F32, FloatWeight, widen
+from tinyserve.models.layout import Shape
+
+# bf16 has no numpy type: its bit patterns travel as uint16 (see kernels.formats).
+DTYPES: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where one tensor lies: byte range within `file`'s data section."""
+
+    file: SafetensorsFile
+    name: str
+    dtype: str
+    shape: Shape
+    begin: int
+
+    def read(self) -> NDArray[Any]:
+        """A read-only view of the file. Raises ModelLoadError for types that are not supported."""
+        dtype = DTYPES.get(self.dtype)
+        if dtype is None:
+            raise ModelLoadError(
+                f"{self.file.path}: tensor {self.name} has type {self.dtype}, which is not supported "
+                f"(supported: {', '.join(DTYPES)})"
+            )
+        flat = np.frombuffer(self.file.data, dtype, math.prod(self.shape), self.begin)
+        return flat.reshape(self.shape)
+
+
+class SafetensorsFile:
+    """One open file. Raises ModelLoadError where the header is damaged or the file is shorter than it says."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._size = path.stat().st_size
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            header_size = int.from_bytes(prefix, "little")
+            if len(prefix) < 8 or header_size > self._size - 8:
+                self._raise_truncated(8 + header_size if len(prefix) == 8 else 8)
+            header = self._parse(file.read(header_size))
+            self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        header.pop("__metadata__", None)
+        start = 8 + header_size
+        try:
+            needed = start + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+            if needed > self._size:
+                self._raise_truncated(needed)
+            self.tensors = {n: self._tensor(n, entry, start) for n, entry in header.items()}
+        except (KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ModelLoadError(f"{path}: damaged safetensors header ({error!r})") from error
+
+    def _parse(self, text: bytes) -> dict[str, Any]:
+        try:
+            header = json.loads(text)
+        except ValueError as error:
+            raise ModelLoadError(f"{self.path} is not a safetensors file: {error}") from error
+        if not isinstance(header, dict):
+            raise ModelLoadError(f"{self.path} is not a safetensors file")
+        return header
+
+    def _tensor(self, name: str, entry: Mapping[str, Any], start: int) -> StoredTensor:
+        begin, end = entry["data_offsets"]
+        shape = tuple(int(size) for size in entry["shape"])
+        dtype = DTYPES.get(entry["dtype"])
+        if dtype is not None and end - begin != math.prod(shape) * dtype.itemsize:
+            raise ModelLoadError(
+                f"{self.path}: tensor {name} of shape {list(shape)} and type {entry['dtype']} "
+                f"cannot have {end - begin} bytes"
+            )
+        return StoredTensor(self, name, entry["dtype"], shape, start + begin)
+
+    def _raise_truncated(self, needed: int) -> None:
+        raise ModelLoadError(
+            f"{self.path} is truncated: it has {self._size} bytes, its header needs {needed}"
+        )
+
+
+class SafetensorsSource:
+    """The tensors named in `wanted`, spread over files; a `TensorSource`."""
+
+    def __init__(self, tensors: Mapping[str, StoredTensor], wanted: Collection[str]) -> None:
+        self._tensors = {name: tensors[name] for name in wanted}
+
+    def names(self) -> Collection[str]:
+        return self._tensors.keys()
+
+    def weight(self, name: str) -> FloatWeight:
+        return FloatWeight(self._stored(name).read())
+
+    def vector(self, name: str) -> F32:
+        return widen(self._stored(name).read())
+
+    def _stored(self, name: str) -> StoredTensor:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise ModelLoadError(f"the checkpoint has no tensor {name}")
+        return tensor
+
+
+def find_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint folder: those of its index, else model.safetensors, else all."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        return _indexed_files(index)
+    single = folder / "model.safetensors"
+    files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    if files:
+        return files
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
+        raise ModelLoadError(
+            f"{folder} has only pickled weights (.bin/.pt), which can run code when read; convert them to safetensors"
+        )
+    raise ModelLoadError(f"{folder} has no .safetensors file")
+
+
+def _indexed_files(index: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelLoadError(f"{index} is damaged: {error!r}") from error
+    files = [index.parent / name for name in names]
+    for file in files:
+        if not file.is_file():
+            raise ModelLoadError(f"{file} is missing; {index.name} says that it holds tensors")
+    return files
+
+
+def open_tensors(files: Collection[Path]) -> dict[str, StoredTensor]:
+    """All tensors of all files by name."""
+    tensors: dict[str, StoredTensor] = {}
+    for file in files:
+        tensors.update(SafetensorsFile(file).tensors)
+    return tensors
