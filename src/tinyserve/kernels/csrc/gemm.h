@@ -1,0 +1,430 @@
+// Matrix products over packed weights, one panel of 16 output columns at a time.
+//
+// Every output element has one accumulator lane and meets its input features in ascending order, whatever the number
+// of rows, so every tile shape gives the same bits. Integer sums inside a group are exact; the group's end is the same
+// two fused multiply-adds everywhere:  acc = fma(sum, w_scale * a_scale, acc);  acc = fma(w_min, a_sum, acc).
+#pragma once
+#include "abi.h"
+#include "simd.h"
+
+namespace {
+
+constexpr int ROW_BLOCK = 128;  // rows that share one pass over a panel; their activations stay in L2
+
+// Quantized activations of a row block: int8 per group of 32 for u4 weights, int16 per group for int8 weights.
+struct Acts {
+  const uint8_t* q;   // [rows][k] int8 or int16
+  int64_t q_stride;   // bytes
+  const float* scale;  // [rows][groups]
+  const float* sum;    // [rows][groups]: scale * sum of q
+  int64_t s_stride;    // floats
+};
+
+TS_INLINE int64_t group_bytes(const Weight& w) {
+  const int64_t values = w.format == U4 ? int64_t(LANES) * w.group / 2 : int64_t(LANES) * w.group;
+  return values + LANES * (w.f16_scale ? 2 : 4) * (w.has_min ? 2 : 1);
+}
+TS_INLINE int64_t panel_bytes(const Weight& w) {
+  if (w.format == F32) return int64_t(w.k) * LANES * 4;
+  if (w.format == F16 || w.format == BF16) return int64_t(w.k) * LANES * 2;
+  return (w.k / w.group) * group_bytes(w);
+}
+TS_INLINE vf load_scale(const uint8_t* p, bool f16) { return f16 ? load_f16((const uint16_t*)p) : load((const float*)p); }
+
+// ---- quantizing activations -------------------------------------------------------------------------------------
+
+#if defined(TS_ISA_AVX2) || defined(TS_ISA_AVX512)
+TS_INLINE __m256i round_i16(const float* p) {
+  const __m256i a = _mm256_cvtps_epi32(_mm256_loadu_ps(p)), b = _mm256_cvtps_epi32(_mm256_loadu_ps(p + 8));
+  return _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xD8);
+}
+TS_INLINE void store_i16(int16_t* q, const float* p) { _mm256_storeu_si256((__m256i*)q, round_i16(p)); }
+TS_INLINE void store_i8(int8_t* q, const float* p) {
+  const __m256i x = round_i16(p);
+  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi16(x, x), 0xD8);
+  _mm_storeu_si128((__m128i*)q, _mm256_castsi256_si128(packed));
+}
+#else
+TS_INLINE void store_i16(int16_t* q, const float* p) {
+  for (int i = 0; i < LANES; ++i) q[i] = static_cast<int16_t>(p[i]);
+}
+TS_INLINE void store_i8(int8_t* q, const float* p) {
+  for (int i = 0; i < LANES; ++i) q[i] = static_cast<int8_t>(p[i]);
+}
+#endif
+
+// One row: q = round(x * limit / max|x|) per group, half to even. A group that holds a NaN or an infinity gets a NaN
+// scale, so that the damage shows in this row's results and nowhere else.
+template <class T>
+inline void quantize_row(const float* x, int k, int group, T* q, float* scale, float* sum) {
+  constexpr float limit = sizeof(T) == 1 ? 127.0f : 32767.0f;
+  for (int g = 0; g < k / group; ++g, x += group, q += group) {
+    vf biggest = zero(), poison = zero();
+    for (int i = 0; i < group; i += LANES) {
+      const vf v = load(x + i);
+      biggest = max(abs(v), biggest);
+      poison = fma(v, zero(), poison);
+    }
+    const float top = max_lanes(biggest);
+    const bool finite = sum_lanes(poison) == 0.0f;
+    const float inverse = finite && top > 0.0f ? limit / top : 0.0f;
+    vf total = zero();
+    for (int i = 0; i < group; i += LANES) {
+      float rounded[LANES];
+      const vf v = finite && inverse < 3.0e38f ? round(mul(load(x + i), set1(inverse))) : zero();
+      store(rounded, v);
+      if constexpr (sizeof(T) == 1) store_i8(q + i, rounded);
+      else store_i16(q + i, rounded);
+      total = add(total, v);
+    }
+    scale[g] = finite ? top / limit : NAN;
+    sum[g] = scale[g] * sum_lanes(total);  // the sum itself is a small integer: exact in any order
+  }
+}
+
+// ---- float weights ----------------------------------------------------------------------------------------------
+
+template <int FORMAT>
+TS_INLINE vf load_weights(const uint8_t* p, int64_t k) {
+  if constexpr (FORMAT == F32) return load((const float*)p + k * LANES);
+  else if constexpr (FORMAT == F16) return load_f16((const uint16_t*)p + k * LANES);
+  else return load_bf16((const uint16_t*)p + k * LANES);
+}
+
+template <int FORMAT, int R>
+TS_INLINE void float_tile(const uint8_t* panel, int k, const float* x, int64_t stride, float* c) {
+  vf acc[R];
+  for (int r = 0; r < R; ++r) acc[r] = zero();
+  for (int i = 0; i < k; ++i) {
+    const vf w = load_weights<FORMAT>(panel, i);
+    for (int r = 0; r < R; ++r) acc[r] = fma(set1(x[r * stride + i]), w, acc[r]);
+  }
+  for (int r = 0; r < R; ++r) store(c + r * LANES, acc[r]);
+}
+
+#if defined(TS_ISA_AVX512)
+constexpr int FLOAT_ROWS = 12;
+#else
+constexpr int FLOAT_ROWS = 6;
+#endif
+
+template <int FORMAT, int R = FLOAT_ROWS>
+inline void float_panel(const uint8_t* panel, int k, const float* x, int64_t stride, int rows, float* c) {
+  if constexpr (R > 0) {
+    while (rows >= R) {
+      float_tile<FORMAT, R>(panel, k, x, stride, c);
+      x += R * stride, c += R * LANES, rows -= R;
+    }
+    if (rows > 0) float_panel<FORMAT, R - 1>(panel, k, x, stride, rows, c);
+  }
+}
+
+// ---- four-bit weights -------------------------------------------------------------------------------------------
+// A group's 256 bytes are 8 runs of 32: run j holds input features 4j .. 4j+3; byte 4c + i holds feature 4j + i of
+// column c in its low and of column c + 8 in its high nibble.
+
+constexpr int64_t U4_VALUES = LANES * 32 / 2;
+constexpr int64_t U4_WIDE = LANES * 32 + 2 * LANES * 4;  // a group after widening: bytes, then f32 scales and minima
+
+// Widen a panel once, to be used by many rows: nibbles to bytes (columns 0-7 then 8-15 in each run), scales to f32.
+inline void widen_u4(const Weight& w, const uint8_t* panel, uint8_t* wide) {
+  const int64_t scale_bytes = LANES * (w.f16_scale ? 2 : 4);
+  for (int g = 0; g < w.k / 32; ++g, panel += group_bytes(w), wide += U4_WIDE) {
+    for (int j = 0; j < 8; ++j)
+      for (int i = 0; i < 32; ++i) {
+        wide[64 * j + i] = panel[32 * j + i] & 15;
+        wide[64 * j + 32 + i] = panel[32 * j + i] >> 4;
+      }
+    float* f = (float*)(wide + LANES * 32);
+    store(f, load_scale(panel + U4_VALUES, w.f16_scale));
+    store(f + LANES, load_scale(panel + U4_VALUES + scale_bytes, w.f16_scale));
+  }
+}
+
+#if defined(TS_ISA_AVX2)
+
+TS_INLINE __m256i broadcast4(const uint8_t* p) {
+  int32_t word;
+  memcpy(&word, p, 4);
+  return _mm256_set1_epi32(word);
+}
+
+// WIDE: the panel went through widen_u4.
+template <int R, bool WIDE>
+inline void u4_tile(const Weight& w, const uint8_t* panel, const Acts& a, float* c) {
+  const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
+  const int64_t step = WIDE ? U4_WIDE : group_bytes(w);
+  vf acc[R];
+  for (int r = 0; r < R; ++r) acc[r] = zero();
+  for (int g = 0; g < w.k / 32; ++g, panel += step) {
+    __m256i s0[R], s1[R];
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) {
+      __m256i w0, w1;
+      if (WIDE) {
+        w0 = _mm256_loadu_si256((const __m256i*)(panel + 64 * j));
+        w1 = _mm256_loadu_si256((const __m256i*)(panel + 64 * j + 32));
+      } else {
+        const __m256i both = _mm256_loadu_si256((const __m256i*)(panel + 32 * j));
+        w0 = _mm256_and_si256(both, low);
+        w1 = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const __m256i x = broadcast4(a.q + r * a.q_stride + 32 * g + 4 * j);
+        const __m256i p0 = _mm256_maddubs_epi16(w0, x), p1 = _mm256_maddubs_epi16(w1, x);
+        s0[r] = j == 0 ? p0 : _mm256_add_epi16(s0[r], p0);  // at most 8 * 2 * 15 * 127: fits int16
+        s1[r] = j == 0 ? p1 : _mm256_add_epi16(s1[r], p1);
+        // Pin the order: left alone, the compiler issues all products first and spills every register.
+        asm("" : "+x"(s0[r]), "+x"(s1[r]));
+      }
+    }
+    const int64_t scale_bytes = LANES * (w.f16_scale ? 2 : 4);
+    vf scale, least;
+    if (WIDE) {
+      scale = load((const float*)(panel + LANES * 32));
+      least = load((const float*)(panel + LANES * 32) + LANES);
+    } else {
+      scale = load_scale(panel + U4_VALUES, w.f16_scale);
+      least = load_scale(panel + U4_VALUES + scale_bytes, w.f16_scale);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const vf sum = {_mm256_cvtepi32_ps(_mm256_madd_epi16(s0[r], ones)), _mm256_cvtepi32_ps(_mm256_madd_epi16(s1[r], ones))};
+      acc[r] = fma(sum, mul(scale, set1(a.scale[r * a.s_stride + g])), acc[r]);
+      acc[r] = fma(least, set1(a.sum[r * a.s_stride + g]), acc[r]);
+    }
+  }
+  for (int r = 0; r < R; ++r) store(c + r * LANES, acc[r]);
+}
+constexpr int U4_ROWS = 4;
+
+#elif defined(TS_ISA_AVX512)
+
+template <int R, bool WIDE>
+inline void u4_tile(const Weight& w, const uint8_t* panel, const Acts& a, float* c) {
+  const __m256i low = _mm256_set1_epi8(15);
+  const int64_t step = WIDE ? U4_WIDE : group_bytes(w);
+  vf acc[R];
+  for (int r = 0; r < R; ++r) acc[r] = zero();
+  for (int g = 0; g < w.k / 32; ++g, panel += step) {
+    __m512i s[R];
+    for (int r = 0; r < R; ++r) s[r] = _mm512_setzero_si512();
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; ++j) {
+      __m512i wide;
+      if (WIDE) {
+        wide = _mm512_loadu_si512(panel + 64 * j);
+      } else {
+        const __m256i both = _mm256_loadu_si256((const __m256i*)(panel + 32 * j));
+        const __m256i w0 = _mm256_and_si256(both, low), w1 = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+        wide = _mm512_inserti64x4(_mm512_castsi256_si512(w0), w1, 1);
+      }
+      for (int r = 0; r < R; ++r) {
+        int32_t word;
+        memcpy(&word, a.q + r * a.q_stride + 32 * g + 4 * j, 4);
+        s[r] = _mm512_dpbusd_epi32(s[r], wide, _mm512_set1_epi32(word));
+      }
+    }
+    const int64_t scale_bytes = LANES * (w.f16_scale ? 2 : 4);
+    const vf scale = WIDE ? load((const float*)(panel + LANES * 32)) : load_scale(panel + U4_VALUES, w.f16_scale);
+    const vf least = WIDE ? load((const float*)(panel + LANES * 32) + LANES) : load_scale(panel + U4_VALUES + scale_bytes, w.f16_scale);
+    for (int r = 0; r < R; ++r) {
+      acc[r] = fma({_mm512_cvtepi32_ps(s[r])}, mul(scale, set1(a.scale[r * a.s_stride + g])), acc[r]);
+      acc[r] = fma(least, set1(a.sum[r * a.s_stride + g]), acc[r]);
+    }
+  }
+  for (int r = 0; r < R; ++r) store(c + r * LANES, acc[r]);
+}
+constexpr int U4_ROWS = 8;
+
+#else
+
+template <int R, bool WIDE>
+inline void u4_tile(const Weight& w, const uint8_t* panel, const Acts& a, float* c) {
+  const int64_t step = WIDE ? U4_WIDE : group_bytes(w);
+  const int64_t scale_bytes = LANES * (w.f16_scale ? 2 : 4);
+  vf acc[R];
+  for (int r = 0; r < R; ++r) acc[r] = zero();
+  for (int g = 0; g < w.k / 32; ++g, panel += step) {
+    int32_t sums[R][LANES] = {};
+    for (int j = 0; j < 8; ++j)
+      for (int r = 0; r < R; ++r) {
+        const int8_t* x = (const int8_t*)a.q + r * a.q_stride + 32 * g + 4 * j;
+        for (int column = 0; column < LANES; ++column)
+          for (int i = 0; i < 4; ++i) {
+            const int byte = 4 * (column & 7) + i;
+            const int value = WIDE ? panel[64 * j + 32 * (column >> 3) + byte]
+                                   : (panel[32 * j + byte] >> (column < 8 ? 0 : 4)) & 15;
+            sums[r][column] += value * x[i];
+          }
+      }
+    const vf scale = WIDE ? load((const float*)(panel + LANES * 32)) : load_scale(panel + U4_VALUES, w.f16_scale);
+    const vf least = WIDE ? load((const float*)(panel + LANES * 32) + LANES) : load_scale(panel + U4_VALUES + scale_bytes, w.f16_scale);
+    for (int r = 0; r < R; ++r) {
+      float f[LANES];
+      for (int i = 0; i < LANES; ++i) f[i] = static_cast<float>(sums[r][i]);
+      acc[r] = fma(load(f), mul(scale, set1(a.scale[r * a.s_stride + g])), acc[r]);
+      acc[r] = fma(least, set1(a.sum[r * a.s_stride + g]), acc[r]);
+    }
+  }
+  for (int r = 0; r < R; ++r) store(c + r * LANES, acc[r]);
+}
+constexpr int U4_ROWS = 4;
+
+#endif
+
+// ---- int8 weights, int16 activations ----------------------------------------------------------------------------
+// A group's bytes are runs of 32: run j holds features 2j and 2j + 1 of each of the 16 columns, side by side.
+
+#if defined(TS_ISA_AVX2)
+
+template <int R>
+inline void int8_tile(const Weight& w, const uint8_t* panel, const Acts& a, float* c) {
+  const int64_t values = int64_t(LANES) * w.group, scale_bytes = LANES * (w.f16_scale ? 2 : 4);
+  vf acc[R];
+  for (int r = 0; r < R; ++r) acc[r] = zero();
+  for (int g = 0; g < w.k / w.group; ++g, panel += group_bytes(w)) {
+    __m256i s0[R], s1[R];
+    for (int r = 0; r < R; ++r) s0[r] = s1[r] = _mm256_setzero_si256();
+    const uint8_t* x = a.q + int64_t(2) * w.group * g;
+    for (int j = 0; j < w.group / 2; ++j) {
+      const __m256i w0 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(panel + 32 * j)));
+      const __m256i w1 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(panel + 32 * j + 16)));
+#pragma GCC unroll 4
+      for (int r = 0; r < R; ++r) {
+        const __m256i pair = broadcast4(x + r * a.q_stride + 4 * j);
+        s0[r] = _mm256_add_epi32(s0[r], _mm256_madd_epi16(w0, pair));
+        s1[r] = _mm256_add_epi32(s1[r], _mm256_madd_epi16(w1, pair));
+      }
+    }
+    const vf scale = load_scale(panel + values, w.f16_scale);
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r) {
+      const vf sum = {_mm256_cvtepi32_ps(s0[r]), _mm256_cvtepi32_ps(s1[r])};
+      acc[r] = fma(sum, mul(scale, set1(a.scale[r * a.s_stride + g])), acc[r]);
+      if (w.has_min) acc[r] = fma(load_scale(panel + values + scale_bytes, w.f16_scale), set1(a.sum[r * a.s_stride + g]), acc[r]);
+    }
+  }
+  for (int r = 0; r < R; ++r) store(c + r * LANES, acc[r]);
+}
+constexpr int INT8_ROWS = 4;
+
+#elif defined(TS_ISA_AVX512)
+
+template <int R>
+inline void int8_tile(const Weight& w, const uint8_t* panel, const Acts& a, float* c) {
+  const int64_t values = int64_t(LANES) * w.group, scale_bytes = LANES * (w.f16_scale ? 2 : 4);
+  vf acc[R];
+  for (int r = 0; r < R; ++r) acc[r] = zero();
+  for (int g = 0; g < w.k / w.group; ++g, panel += group_bytes(w)) {
+    __m512i s[R];
+    for (int r = 0; r < R; ++r) s[r] = _mm512_setzero_si512();
+    const uint8_t* x = a.q + int64_t(2) * w.group * g;
+    for (int j = 0; j < w.group / 2; ++j) {
+      const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(panel + 32 * j)));
+      for (int r = 0; r < R; ++r) {
+        int32_t pair;
+        memcpy(&pair, x + r * a.q_stride + 4 * j, 4);
+        s[r] = _mm512_dpwssd_epi32(s[r], wide, _mm512_set1_epi32(pair));
+      }
+    }
+    const vf scale = load_scale(panel + values, w.f16_scale);
+    for (int r = 0; r < R; ++r) {
+      acc[r] = fma({_mm512_cvtepi32_ps(s[r])}, mul(scale, set1(a.scale[r * a.s_stride + g])), acc[r]);
+      if (w.has_min) acc[r] = fma(load_scale(panel + values + scale_bytes, w.f16_scale), set1(a.sum[r * a.s_stride + g]), acc[r]);
+    }
+  }
+  for (int r = 0; r < R; ++r) store(c + r * LANES, acc[r]);
+}
+constexpr int INT8_ROWS = 8;
+
+#else
+
+template <int R>
+inline void int8_tile(const Weight& w, const uint8_t* panel, const Acts& a, float* c) {
+  const int64_t values = int64_t(LANES) * w.group, scale_bytes = LANES * (w.f16_scale ? 2 : 4);
+  vf acc[R];
+  for (int r = 0; r < R; ++r) acc[r] = zero();
+  for (int g = 0; g < w.k / w.group; ++g, panel += group_bytes(w)) {
+    int32_t sums[R][LANES] = {};
+    for (int j = 0; j < w.group / 2; ++j)
+      for (int r = 0; r < R; ++r) {
+        int16_t pair[2];
+        memcpy(pair, a.q + r * a.q_stride + int64_t(2) * w.group * g + 4 * j, 4);
+        const int8_t* q = (const int8_t*)panel + 32 * j;
+        for (int column = 0; column < LANES; ++column)
+          sums[r][column] += q[2 * column] * pair[0] + q[2 * column + 1] * pair[1];
+      }
+    const vf scale = load_scale(panel + values, w.f16_scale);
+    for (int r = 0; r < R; ++r) {
+      float f[LANES];
+      for (int i = 0; i < LANES; ++i) f[i] = static_cast<float>(sums[r][i]);
+      acc[r] = fma(load(f), mul(scale, set1(a.scale[r * a.s_stride + g])), acc[r]);
+      if (w.has_min) acc[r] = fma(load_scale(panel + values + scale_bytes, w.f16_scale), set1(a.sum[r * a.s_stride + g]), acc[r]);
+    }
+  }
+  for (int r = 0; r < R; ++r) store(c + r * LANES, acc[r]);
+}
+constexpr int INT8_ROWS = 4;
+
+#endif
+
+// ---- a panel over any number of rows ----------------------------------------------------------------------------
+
+TS_INLINE Acts rows_from(const Acts& a, int row) {
+  return {a.q + row * a.q_stride, a.q_stride, a.scale + row * a.s_stride, a.sum + row * a.s_stride, a.s_stride};
+}
+
+// F is called as tile<R>(first row); R rows at a time while they last, then the rest as one smaller tile.
+template <int R, class F>
+TS_INLINE void in_tiles(int first, int rows, F&& tile) {
+  if constexpr (R > 0) {
+    for (; rows >= R; first += R, rows -= R) tile.template operator()<R>(first);
+    if (rows > 0) in_tiles<R - 1>(first, rows, tile);
+  }
+}
+
+struct U4Tiles {
+  const Weight& w;
+  const uint8_t* panel;
+  const Acts& a;
+  float* c;
+  bool wide;
+  template <int R>
+  TS_INLINE void operator()(int row) const {
+    if (wide) u4_tile<R, true>(w, panel, rows_from(a, row), c + row * LANES);
+    else u4_tile<R, false>(w, panel, rows_from(a, row), c + row * LANES);
+  }
+};
+
+struct Int8Tiles {
+  const Weight& w;
+  const uint8_t* panel;
+  const Acts& a;
+  float* c;
+  template <int R>
+  TS_INLINE void operator()(int row) const {
+    int8_tile<R>(w, panel, rows_from(a, row), c + row * LANES);
+  }
+};
+
+constexpr int WIDEN_FROM_ROWS = 2 * U4_ROWS;
+
+// c[rows][16] = activations x panel. `x` for float weights, `a` for integer ones; `wide` is scratch for widen_u4.
+inline void run_panel(const Weight& w, const uint8_t* panel, const float* x, int64_t x_stride, const Acts& a, int rows,
+                      float* c, uint8_t* wide) {
+  switch (w.format) {
+    case F32: return float_panel<F32>(panel, w.k, x, x_stride, rows, c);
+    case F16: return float_panel<F16>(panel, w.k, x, x_stride, rows, c);
+    case BF16: return float_panel<BF16>(panel, w.k, x, x_stride, rows, c);
+    case INT8: return in_tiles<INT8_ROWS>(0, rows, Int8Tiles{w, panel, a, c});
+    case U4: {
+      const bool widened = rows >= WIDEN_FROM_ROWS;
+      if (widened) widen_u4(w, panel, wide);
+      return in_tiles<U4_ROWS>(0, rows, U4Tiles{w, widened ? wide : panel, a, c, widened});
+    }
+  }
+}
+
+}  // namespace

@@ -1,0 +1,204 @@
+#include "pool.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#else
+#include <pthread.h>
+#endif
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+constexpr auto SPIN = std::chrono::microseconds(50);
+
+// Sleep until *word != seen; wake everybody who sleeps on it. A futex where there is one.
+class Gate {
+ public:
+  void wait(std::atomic<uint32_t>& word, uint32_t seen) {
+    sleepers_.fetch_add(1);
+#if defined(__linux__)
+    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+#else
+    std::unique_lock<std::mutex> lock(mutex_);
+    condition_.wait(lock, [&] { return word.load() != seen; });
+#endif
+    sleepers_.fetch_sub(1);
+  }
+  void wake(std::atomic<uint32_t>& word) {
+    if (sleepers_.load() == 0) return;
+#if defined(__linux__)
+    syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, MAX_THREADS, nullptr, nullptr, 0);
+#else
+    std::lock_guard<std::mutex> lock(mutex_);
+    condition_.notify_all();
+#endif
+    (void)word;
+  }
+
+ private:
+  std::atomic<int> sleepers_{0};
+#if !defined(__linux__)
+  std::mutex mutex_;
+  std::condition_variable condition_;
+#endif
+};
+
+inline void pause_cpu() {
+#if defined(__x86_64__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Floating-point control is the same in every thread while a job runs: round to nearest, denormals kept.
+class FloatMode {
+ public:
+#if defined(__x86_64__)
+  FloatMode() : saved_(_mm_getcsr()) { _mm_setcsr(0x1f80); }
+  ~FloatMode() { _mm_setcsr(saved_); }
+
+ private:
+  unsigned saved_;
+#else
+  FloatMode() {}
+#endif
+};
+
+class Pool {
+ public:
+  void run(Job& job, int num_threads) {
+    std::lock_guard<std::mutex> turn(turn_);
+    FloatMode mode;
+    const int last = job.num_stages();
+    if (num_threads <= 1) {
+      for (int stage = 0; stage < last; ++stage)
+        for (int task = 0, n = job.num_tasks(stage); task < n; ++task) job.run(stage, task, 0);
+      return;
+    }
+    while (static_cast<int>(workers_.size()) < num_threads - 1) {
+      const int id = static_cast<int>(workers_.size()) + 1;
+      workers_.emplace_back([this, id] { work(id); });
+      workers_.back().detach();
+    }
+    job_ = &job;
+    last_ = last;
+    active_ = num_threads;
+    epoch_ = (epoch_ + 1) & 0xFFFFFF;
+    done_.store(0, std::memory_order_relaxed);
+    open_from(0);
+    take_part(0);
+    // Nobody may still be looking at the job when it goes out of scope.
+    while (inside_.load() != 0) pause_cpu();
+  }
+
+ private:
+  // The ticket: epoch (24 bits) | stage (20) | next task (20). Stage END: no job. `turnstile_` changes with every
+  // stage and is what threads sleep on.
+  static constexpr int TASK_BITS = 20;
+  static constexpr uint64_t TASK_MASK = (1u << TASK_BITS) - 1;
+  static constexpr int END = TASK_MASK;
+  static uint64_t stage_key(uint64_t ticket) { return ticket >> TASK_BITS; }
+  static int stage_of(uint64_t key) { return static_cast<int>(key & TASK_MASK); }
+
+  void open_from(int stage) {  // the next stage that has tasks, or the end
+    Job* job = job_.load(std::memory_order_relaxed);
+    const int last = last_.load(std::memory_order_relaxed);
+    while (stage < last && job->num_tasks(stage) == 0) ++stage;
+    const uint64_t next = stage < last ? stage : END;
+    ticket_.store((epoch_ << (2 * TASK_BITS)) | (next << TASK_BITS));
+    turnstile_.fetch_add(1);
+    gate_.wake(turnstile_);
+  }
+
+  // Work on the current job until its last stage has ended.
+  void take_part(int thread) {
+    for (;;) {
+      const uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
+      const uint64_t key = stage_key(ticket);
+      const int stage = stage_of(key);
+      if (stage == END) return;
+      Job* job = job_.load(std::memory_order_relaxed);
+      const int num_tasks = job->num_tasks(stage);
+      const int task = static_cast<int>(ticket & TASK_MASK);
+      if (task >= num_tasks) {
+        await(key);
+        continue;
+      }
+      job->run(stage, task, thread);
+      if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_tasks) {
+        done_.store(0, std::memory_order_relaxed);
+        open_from(stage + 1);
+      }
+    }
+  }
+
+  // Wait until the ticket has left `key`: spin, then sleep.
+  void await(uint64_t key) {
+    auto left = [&] { return stage_key(ticket_.load(std::memory_order_acquire)) != key; };
+    const auto until = std::chrono::steady_clock::now() + SPIN;
+    do {
+      for (int i = 0; i < 64; ++i) {
+        if (left()) return;
+        pause_cpu();
+      }
+    } while (std::chrono::steady_clock::now() < until);
+    for (;;) {
+      const uint32_t seen = turnstile_.load();
+      if (left()) return;
+      gate_.wait(turnstile_, seen);
+    }
+  }
+
+  void work(int thread) {
+    FloatMode mode;
+    for (;;) {
+      inside_.fetch_add(1);
+      const uint64_t key = stage_key(ticket_.load());
+      const bool joins = stage_of(key) != END && thread < active_.load();
+      if (joins) take_part(thread);
+      inside_.fetch_sub(1);
+      if (!joins) await(key);
+    }
+  }
+
+  std::mutex turn_;
+  std::vector<std::thread> workers_;
+  std::atomic<Job*> job_{nullptr};
+  std::atomic<int> last_{0};
+  std::atomic<int> active_{0};
+  uint64_t epoch_ = 0;
+  alignas(64) std::atomic<uint64_t> ticket_{uint64_t(END) << TASK_BITS};
+  alignas(64) std::atomic<int> done_{0};
+  alignas(64) std::atomic<uint32_t> turnstile_{0};
+  std::atomic<int> inside_{0};
+  Gate gate_;
+};
+
+Pool* pool = nullptr;
+std::once_flag pool_once;
+
+// A forked child has none of the parent's threads: it starts with a new pool, the old one is left alone.
+void after_fork_in_child() { pool = new Pool; }
+
+}  // namespace
+
+void run_job(Job& job, int num_threads) {
+  std::call_once(pool_once, [] {
+    pool = new Pool;
+    pthread_atfork(nullptr, nullptr, after_fork_in_child);
+  });
+  pool->run(job, num_threads < MAX_THREADS ? num_threads : MAX_THREADS);
+}

@@ -1,0 +1,17 @@
+// One process-wide thread pool. A job is a list of stages, each a number of independent tasks; a stage begins when
+// every task of the one before it has ended. Threads take tasks from one atomic ticket, so a thread that the
+// kernel has put aside delays nobody unless it holds a task.
+#pragma once
+#include <cstdint>
+
+struct Job {
+  virtual int num_stages() const = 0;
+  virtual int num_tasks(int stage) const = 0;
+  virtual void run(int stage, int task, int thread) = 0;
+  virtual ~Job() = default;
+};
+
+// Run the job on `num_threads` threads, the caller being one of them. Jobs of several engines take turns.
+void run_job(Job& job, int num_threads);
+
+constexpr int MAX_THREADS = 256;

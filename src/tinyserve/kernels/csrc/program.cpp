@@ -1,0 +1,254 @@
+// The C ABI: choosing a variant, running recorded programs, sampling.
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <new>
+#include <string>
+
+#include "pool.h"
+#include "tasks.h"
+
+#define TS_API extern "C" __attribute__((visibility("default")))
+
+extern const Kernels kernels_portable;
+#if TS_HAVE_PORTABLE_FMA
+extern const Kernels kernels_portable_fma;
+#endif
+#if TS_HAVE_AVX2
+extern const Kernels kernels_avx2;
+#endif
+#if TS_HAVE_AVX512
+extern const Kernels kernels_avx512;
+#endif
+#if TS_HAVE_NEON
+extern const Kernels kernels_neon;
+#endif
+
+namespace {
+
+struct Variant {
+  const Kernels* kernels;
+  bool runs_here;
+};
+
+// Best first.
+std::vector<Variant> variants() {
+  std::vector<Variant> all;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool fma = __builtin_cpu_supports("avx") && __builtin_cpu_supports("fma");
+#endif
+#if TS_HAVE_AVX512
+  all.push_back({&kernels_avx512, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                                      __builtin_cpu_supports("avx512vnni")});
+#endif
+#if TS_HAVE_AVX2
+  all.push_back({&kernels_avx2, fma && __builtin_cpu_supports("avx2")});
+#endif
+#if TS_HAVE_NEON
+  all.push_back({&kernels_neon, true});
+#endif
+#if TS_HAVE_PORTABLE_FMA
+  all.push_back({&kernels_portable_fma, fma});
+#endif
+  all.push_back({&kernels_portable, true});
+  return all;
+}
+
+const Kernels* find_variant(const char* name) {
+  for (const Variant& v : variants())
+    if (v.runs_here && (*name == 0 || std::strcmp(name, v.kernels->name) == 0)) return v.kernels;
+  return nullptr;
+}
+
+// 64-byte aligned memory that is touched only as it is used.
+struct Aligned {
+  explicit Aligned(int64_t bytes) : data(static_cast<uint8_t*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64 + 64))) {
+    if (!data) throw std::bad_alloc();
+  }
+  ~Aligned() { std::free(data); }
+  Aligned(const Aligned&) = delete;
+  Aligned& operator=(const Aligned&) = delete;
+  uint8_t* data;
+};
+
+int64_t padded16(int64_t n) { return (n + 15) / 16 * 16; }
+
+int64_t scratch_bytes(const std::vector<Op>& ops) {
+  int64_t most = 0;
+  for (const Op& op : ops) {
+    if (op.kind == LINEAR) {
+      int64_t bytes = 2 * MAX_ROWS_PER_TASK * PANEL * 4;
+      if (op.weight.format == U4) bytes += op.weight.k / 32 * (PANEL * 32 + 2 * PANEL * 4);
+      most = std::max(most, bytes);
+    } else if (op.kind == ATTENTION) {
+      const int64_t dp = padded16(op.head_dim);
+      most = std::max<int64_t>(most, 4 * (SPLIT_MAX_ROWS * (KEY_PARTITION + 2 * dp) + 2 * PANEL * dp + 2 * PANEL));
+    }
+  }
+  return most;
+}
+
+// The stages of one step: which operation, which stage of it, how many tasks.
+struct Stage {
+  int op, stage, tasks;
+};
+
+class Program : public Job {
+ public:
+  Program(const Op* ops, int num_ops, const KVCache* kv, int max_rows, const Kernels* kernels, int threads)
+      : ops_(ops, ops + num_ops), kv_(*kv), kernels_(kernels), threads_(threads) {
+    int64_t k = 1, groups = 1;
+    for (const Op& op : ops_) {
+      if (op.kind != LINEAR || !is_quantized(op.weight)) continue;
+      k = std::max<int64_t>(k, op.weight.k * (op.weight.format == U4 ? 1 : 2));
+      groups = std::max<int64_t>(groups, op.weight.k / op.weight.group);
+    }
+    act_q_ = std::make_unique<Aligned>(k * max_rows);
+    act_scales_ = std::make_unique<Aligned>(groups * max_rows * 8);
+    scratch_stride_ = (scratch_bytes(ops_) + 4095) / 4096 * 4096;
+    scratch_ = std::make_unique<Aligned>(scratch_stride_ * std::max(1, std::min(threads_, MAX_THREADS)));
+    run_ = {nullptr, &kv_, &plan_, act_q_->data, reinterpret_cast<float*>(act_scales_->data),
+            reinterpret_cast<float*>(act_scales_->data) + groups * max_rows, groups, threads};
+  }
+
+  void execute(const Step& step) {
+    run_.step = &step;
+    plan_attention(step);
+    stages_.clear();
+    for (int i = 0; i < static_cast<int>(ops_.size()); ++i) add_stages(i, step);
+    run_job(*this, threads_);
+  }
+
+  int num_stages() const override { return static_cast<int>(stages_.size()); }
+  int num_tasks(int stage) const override { return stages_[stage].tasks; }
+  void run(int stage, int task, int thread) override {
+    const Stage& s = stages_[stage];
+    kernels_->run(ops_[s.op], run_, s.stage, task, scratch_->data + scratch_stride_ * thread);
+  }
+
+ private:
+  void add_stages(int i, const Step& step) {
+    const Op& op = ops_[i];
+    const int rows = rows_of(op, step);
+    const int row_tasks = rows == 0 ? 0 : ceil_div(rows, rows_per_task(rows));
+    if (op.kind == LINEAR) {
+      if (is_quantized(op.weight)) stages_.push_back({i, 0, row_tasks});
+      const LinearGrid grid(op, rows, threads_);
+      stages_.push_back({i, 1, grid.row_blocks * grid.chunks});
+    } else if (op.kind == ATTENTION) {
+      stages_.push_back({i, 0, static_cast<int>(plan_.tasks.size()) * op.num_kv_heads});
+      if (!plan_.merges.empty()) stages_.push_back({i, 1, static_cast<int>(plan_.merges.size()) * op.num_kv_heads});
+    } else {
+      stages_.push_back({i, 0, row_tasks});
+    }
+  }
+
+  // Short sequences of queries (decodes, verifications) over long contexts run their partitions side by side;
+  // prefill chunks are cut into tiles of tokens, each folding its partitions as it goes.
+  void plan_attention(const Step& step) {
+    plan_.tasks.clear();
+    plan_.merges.clear();
+    const Op* attention = nullptr;
+    for (const Op& op : ops_)
+      if (op.kind == ATTENTION) attention = &op;
+    if (!attention) return;
+    const int group = attention->num_heads / attention->num_kv_heads;
+    const int tile_tokens = std::max(1, SPLIT_MAX_ROWS / group);
+    int64_t slot = 0;
+    for (int seq = 0; seq < step.num_seqs; ++seq) {
+      const int first = step.seq_starts[seq], tokens = step.seq_starts[seq + 1] - first;
+      if (tokens == 0) continue;
+      const int partitions = ceil_div(step.positions[first + tokens - 1] + 1, KEY_PARTITION);
+      if (partitions > 1 && tokens <= tile_tokens) {
+        plan_.merges.push_back({first, tokens, partitions, slot});
+        for (int p = 0; p < partitions; ++p, slot += tokens * group) plan_.tasks.push_back({seq, first, tokens, p, slot});
+        continue;
+      }
+      for (int t = (tokens - 1) / tile_tokens * tile_tokens; t >= 0; t -= tile_tokens)  // longest first
+        plan_.tasks.push_back({seq, first + t, std::min(tile_tokens, tokens - t), -1, 0});
+    }
+    const size_t floats = slot * attention->num_kv_heads * (padded16(attention->head_dim) + 2);
+    if (plan_.partials.size() < floats) plan_.partials.resize(floats);
+  }
+
+  std::vector<Op> ops_;
+  KVCache kv_;
+  const Kernels* kernels_;
+  int threads_;
+  std::unique_ptr<Aligned> act_q_, act_scales_, scratch_;
+  int64_t scratch_stride_ = 0;
+  std::vector<Stage> stages_;
+  AttentionPlan plan_;
+  Run run_{};
+};
+
+class SampleJob : public Job {
+ public:
+  SampleJob(const Kernels* kernels, const float* logits, int64_t stride, int vocab, const SampleArgs* args, int num_rows,
+            SampleResult* results, int32_t* top_ids, float* top_logprobs, int max_top, int threads)
+      : kernels_(kernels), logits_(logits), stride_(stride), vocab_(vocab), args_(args), num_rows_(num_rows), results_(results),
+        top_ids_(top_ids), top_logprobs_(top_logprobs), max_top_(max_top), scratch_(int64_t(8) * vocab * threads) {}
+  int num_stages() const override { return 1; }
+  int num_tasks(int) const override { return num_rows_; }
+  void run(int, int task, int thread) override {
+    float* work = reinterpret_cast<float*>(scratch_.data) + int64_t(2) * vocab_ * thread;
+    const SampleArgs& a = args_[task];
+    kernels_->sample(logits_ + a.row * stride_, vocab_, a, work, reinterpret_cast<int32_t*>(work + vocab_), results_ + task,
+                     top_ids_ + int64_t(task) * max_top_, top_logprobs_ + int64_t(task) * max_top_);
+  }
+
+ private:
+  const Kernels* kernels_;
+  const float* logits_;
+  int64_t stride_;
+  int vocab_;
+  const SampleArgs* args_;
+  int num_rows_;
+  SampleResult* results_;
+  int32_t* top_ids_;
+  float* top_logprobs_;
+  int max_top_;
+  Aligned scratch_;
+};
+
+}  // namespace
+
+// Names of the variants, best first, separated by spaces; those that this processor cannot run carry a '-' in front.
+TS_API void ts_variants(char* out, int size) {
+  std::string names;
+  for (const Variant& v : variants()) names += std::string(names.empty() ? "" : " ") + (v.runs_here ? "" : "-") + v.kernels->name;
+  std::strncpy(out, names.c_str(), size - 1);
+  out[size - 1] = 0;
+}
+
+// Sizes of the shared structs, so that the Python side can refuse a library of another build.
+TS_API void ts_struct_sizes(int32_t* out) {
+  const int32_t sizes[] = {sizeof(Op), sizeof(KVCache), sizeof(Step), sizeof(SampleArgs), sizeof(SampleResult)};
+  std::memcpy(out, sizes, sizeof sizes);
+}
+
+// A program over `num_ops` operations for steps of at most `max_rows` rows; 0 when the variant is unknown or memory is short.
+TS_API void* ts_program_create(const Op* ops, int num_ops, const KVCache* kv, int max_rows, const char* variant, int threads) {
+  const Kernels* kernels = find_variant(variant);
+  if (!kernels) return nullptr;
+  try {
+    return new Program(ops, num_ops, kv, max_rows, kernels, std::max(1, threads));
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+TS_API void ts_program_run(void* program, const Step* step) { static_cast<Program*>(program)->execute(*step); }
+TS_API void ts_program_free(void* program) { delete static_cast<Program*>(program); }
+
+// Sample `num_rows` rows; returns 0, or -1 when the variant is unknown.
+TS_API int ts_sample(const char* variant, int threads, const float* logits, int64_t stride, int vocab, const SampleArgs* args,
+                     int num_rows, SampleResult* results, int32_t* top_ids, float* top_logprobs, int max_top) {
+  const Kernels* kernels = find_variant(variant);
+  if (!kernels) return -1;
+  threads = std::max(1, std::min(threads, num_rows));
+  SampleJob job(kernels, logits, stride, vocab, args, num_rows, results, top_ids, top_logprobs, max_top, threads);
+  run_job(job, threads);
+  return 0;
+}

@@ -1,0 +1,72 @@
+// How operations are cut into tasks: shared by the runtime, which counts them, and the kernels, which run them.
+// No cut ever changes a bit of a result.
+#pragma once
+#include <algorithm>
+#include <vector>
+
+#include "abi.h"
+
+constexpr int PANEL = 16;           // output columns of a weight panel
+constexpr int MAX_ROWS_PER_TASK = 128;  // a linear task's rows
+constexpr int SPLIT_MAX_ROWS = 24;  // a sequence with at most this many query rows may have its partitions run apart
+constexpr int KEY_PARTITION = 256;
+
+inline int rows_of(const Op& op, const Step& step) { return op.rows == TOKENS ? step.num_tokens : step.num_logits; }
+inline bool is_quantized(const Weight& w) { return w.format == INT8 || w.format == U4; }
+inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// A linear operation's grid: row blocks x runs of panels.
+struct LinearGrid {
+  int units;           // panels, or gate/up pairs of panels
+  int units_per_task;
+  int chunks;          // tasks of one row block
+  int row_blocks;
+  LinearGrid(const Op& op, int rows, int threads) {
+    const int panels = ceil_div(op.weight.n, PANEL);
+    units = op.silu_mul ? panels / 2 : panels;
+    row_blocks = ceil_div(rows, MAX_ROWS_PER_TASK);
+    units_per_task = std::max(1, units / (threads * 8));
+    chunks = ceil_div(units, units_per_task);
+  }
+};
+
+// Row-wise operations: a few rows a task, so that small steps stay on one thread and large ones spread.
+inline int rows_per_task(int rows) { return rows <= 4 ? 4 : 8; }
+
+// Attention tasks of a step, the same for every layer: one entry per (tile of query tokens, partition).
+struct AttentionTask {
+  int seq, first_row, tokens;
+  int partition;        // -1: all partitions, folded on the spot
+  int64_t slot;         // where this task's partials lie, in units of (rows x (padded head_dim + 2)) per kv head
+};
+struct MergeTask {
+  int first_row, tokens, partitions;
+  int64_t slot;
+};
+struct AttentionPlan {
+  std::vector<AttentionTask> tasks;
+  std::vector<MergeTask> merges;
+  std::vector<float> partials;  // [slot][kv_head][rows][padded head_dim + 2]
+};
+
+// Everything a task may touch besides its operation.
+struct Run {
+  const Step* step;
+  const KVCache* kv;
+  AttentionPlan* plan;
+  uint8_t* act_q;      // quantized activations of the current linear operation
+  float* act_scale;
+  float* act_sum;
+  int64_t act_groups;  // row stride of the two above
+  int threads;
+};
+
+struct Kernels {
+  const char* name;
+  // One task of one stage of an operation. LINEAR with integer weights: stage 0 quantizes, stage 1 multiplies.
+  // ATTENTION: stage 0 runs partitions, stage 1 merges them.
+  void (*run)(const Op& op, const Run& run, int stage, int task, uint8_t* scratch);
+  // One row of sampling; `work` holds vocab floats and vocab int32.
+  void (*sample)(const float* logits, int vocab, const SampleArgs& args, float* work, int32_t* order, SampleResult* result,
+                 int32_t* top_ids, float* top_logprobs);
+};
