@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,3 +31,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if MISSING:
         terminalreporter.section("parity with Hugging Face was NOT tested", red=True, bold=True)
         terminalreporter.line(REASON)
+
+
+@pytest.fixture(scope="session")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from parity_cases import Cases
+
+    return Cases(tmp_path_factory.mktemp("tiny"))

@@ -1,7 +1,7 @@
 """Tiny random models of every family, made and saved by transformers, as `TinyModel` cases.
 
-Dimensions are awkward on purpose (no power of two where a kernel could lean on it), weights have the
-scale of trained ones, and biases and norms are random too, since transformers starts them at 0 and 1.
+Dimensions are awkward on purpose (no power of two where a kernel could lean on it). Weights have
+the scale of trained ones; biases and norms are random too (transformers starts them at 0 and 1).
 """
 
 from __future__ import annotations

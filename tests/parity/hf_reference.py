@@ -1,4 +1,4 @@
-"""Hugging Face transformers in f32 with eager attention: the reference for logits and greedy tokens."""
+"""Hugging Face transformers in f32, eager attention: the reference for logits and tokens."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Reference:
         return ids[len(token_ids) :]
 
 
-class quiet(warnings.catch_warnings):  # noqa: N801 - reads like a statement
+class quiet(warnings.catch_warnings):
     """The reference's own warnings are not ours to turn into errors."""
 
     def __enter__(self) -> Any:

@@ -1,0 +1,75 @@
+"""Tiny models beside their references: built once per run, shared by every parity test."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hf_reference import Reference
+from hf_tiny_models import TinyModel, save
+from numpy.typing import NDArray
+
+from tinyserve.config import CacheConfig, ModelOptions, SchedulerConfig
+from tinyserve.models.checkpoint import load_checkpoint
+
+F32 = NDArray[np.float32]
+TOLERANCE = 1e-4  # on logits whose standard deviation is 1 to 3
+CACHE = CacheConfig(block_size=16, num_blocks=64, num_swap_blocks=0)
+SCHEDULER = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256, max_model_len=256)
+
+
+def prompts(seed: int = 1) -> dict[int, list[int]]:
+    """Ragged on purpose: one token, less than a block, beyond windows and original contexts."""
+    draw = random.Random(seed)
+    return {s: [draw.randrange(331) for _ in range(n)] for s, n in enumerate((1, 5, 48, 100))}
+
+
+@dataclass
+class Case:
+    """A saved tiny model and what transformers says about it."""
+
+    model: TinyModel
+    folder: Path
+
+    @cached_property
+    def reference(self) -> Reference:
+        return Reference.from_folder(self.folder)
+
+    @cached_property
+    def logits(self) -> dict[int, F32]:
+        """The reference's logits for `prompts()`, each computed alone and whole."""
+        return {seq_id: self.reference.logits(ids) for seq_id, ids in prompts().items()}
+
+    @cached_property
+    def runners(self) -> dict[str, Any]:
+        return {}
+
+    def runner(self, backend: Any) -> Any:
+        """One runner per back end, kept: later tests meet the KV that earlier ones left behind."""
+        from tinyserve.engine.runner import ModelRunner
+
+        key = str(backend)
+        if key not in self.runners:
+            options = ModelOptions(name=str(self.folder), dtype="f32", kv_cache_dtype="f32")
+            checkpoint = load_checkpoint(str(self.folder))
+            self.runners[key] = ModelRunner.create(
+                checkpoint, options, CACHE, SCHEDULER, backend=backend
+            )
+        return self.runners[key]
+
+
+class Cases:
+    """Builds cases on first use under one folder of the run."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.built: dict[str, Case] = {}
+
+    def __getitem__(self, model: TinyModel) -> Case:
+        if model.name not in self.built:
+            self.built[model.name] = Case(model, save(model, self.root / model.name))
+        return self.built[model.name]
