@@ -1,4 +1,4 @@
-"""Where tinyserve keeps what it may rebuild, and the identity of files that cached things were made from."""
+"""Where tinyserve keeps what it may rebuild, and how it knows the files that was made from."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """`$TINYSERVE_CACHE`, else `$XDG_CACHE_HOME/tinyserve`, else `~/.cache/tinyserve`. It may not exist yet."""
+    """`$TINYSERVE_CACHE`, else `$XDG_CACHE_HOME/tinyserve`, else `~/.cache/tinyserve`.
+
+    It may not exist yet.
+    """
     explicit = os.environ.get("TINYSERVE_CACHE")
     if explicit:
         return Path(explicit).expanduser()
@@ -18,7 +21,9 @@ def cache_dir() -> Path:
 
 
 def files_fingerprint(paths: Iterable[Path]) -> str:
-    """A hash over names, sizes and modification times: changes whenever a file is replaced or edited.
+    """A hash over names, sizes and modification times.
+
+    Changes whenever a file is replaced or edited.
 
     Contents are not read, which would take seconds for what a start must do in milliseconds.
     """

@@ -1,7 +1,8 @@
 """`Checkpoint`: a model as it lies on disk, and `load_checkpoint`, which finds one by name.
 
-Owns the meaning of a model's name and the shape of what every loader returns. Knows no file format (each loader
-does) and nothing of kernels' packed forms. Tensors are read lazily, through a memory map where the format allows.
+Owns the meaning of a model's name and the shape of what every loader returns. Knows no file format
+(each loader does) and nothing of kernels' packed forms. Tensors are read lazily, through a memory
+map where the format allows.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from tinyserve.text.spec import TokenizerSpec
 
 
 class TensorSource(Protocol):
-    """A model's tensors under Hugging Face's names, such as `model.layers.0.self_attn.q_proj.weight`.
+    """A model's tensors under Hugging Face's names (`model.layers.0.self_attn.q_proj.weight`).
 
-    Complete and of the right shapes: loaders check that before they hand one out. Both readers raise
-    ModelLoadError naming the tensor when there is none of that name.
+    Complete and of the right shapes: loaders check that before they hand one out. Both readers
+    raise ModelLoadError naming the tensor when there is none of that name.
     """
 
     def names(self) -> Collection[str]:
@@ -35,7 +36,7 @@ class TensorSource(Protocol):
 
 
 class Progress(Protocol):
-    """Told how far something long has come: `done` of `total` bytes or items (total 0: not known)."""
+    """Told how far something long has come: `done` of `total` bytes (0: total not known)."""
 
     def __call__(self, label: str, done: int, total: int) -> None: ...
 
@@ -44,9 +45,10 @@ class Progress(Protocol):
 class Checkpoint:
     """A model ready to be packed and run.
 
-    `eos_token_ids`: every id that ends a text, from all files that name one. `sampling_defaults`: what the model's
-    authors recommend (generation_config.json), under the names of `SamplingParams`. `fingerprint`: changes
-    whenever the files do; part of the keys of caches. `name`: what the user called it.
+    `eos_token_ids`: every id that ends a text, from all files that name one. `sampling_defaults`:
+    what the model's authors recommend (generation_config.json), under the names of
+    `SamplingParams`. `fingerprint`: changes whenever the files do; part of the keys of caches.
+    `name`: what the user called it.
     """
 
     config: ModelConfig
@@ -66,7 +68,8 @@ def load_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoi
     `model` is `default` (or empty), `synthetic`, a folder, a `.gguf` file, or a hub id: `org/name`,
     `org/name@revision`, `org/name:file.gguf`. Only `default` and hub ids may use the network.
     """
-    # Loaders are imported on demand: none is needed for the others' models, and each of them imports this module.
+    # Loaders are imported on demand: none is needed for the others' models, and each of them
+    # imports this module.
     if model in ("", "default"):
         from tinyserve.models.default_model import default_model_path
 
@@ -83,18 +86,18 @@ def load_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoi
     hub_id = parse_hub_id(model)
     if hub_id is None:
         raise ModelLoadError(
-            f"model {model!r} was not found: there is no folder or file {path.absolute()}, and it is not the "
-            "name of a Hugging Face repository (org/name) either"
+            f"model {model!r} was not found: there is no folder or file {path.absolute()}, "
+            "and it is not the name of a Hugging Face repository (org/name) either"
         )
     return load_path(download(hub_id), model)
 
 
 def load_path(path: Path, name: str) -> Checkpoint:
-    """Open a GGUF file, or a folder with config.json and safetensors, or a folder with one GGUF file."""
+    """Open a GGUF file, a folder with config.json and safetensors, or a folder with a GGUF."""
     if path.is_file():
         if path.suffix == ".safetensors":
             raise ModelLoadError(
-                f"{path} is one tensor file; name the folder that also has config.json: {path.parent}"
+                f"{path} is a file of tensors; name its folder instead: {path.parent}"
             )
         return _load_gguf(path, name)
     if (path / "config.json").is_file():

@@ -1,4 +1,4 @@
-"""`ModelConfig`: everything the decoder needs to know about an architecture, and nothing about where it came from.
+"""`ModelConfig`: what the decoder needs to know about an architecture, not where it came from.
 
 Read from `config.json` or from GGUF metadata; one decoder serves every family through these fields.
 """
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 class RopeConfig:
     """Rotary position embedding (Su et al. 2021) and its context extensions.
 
-    `kind` is none | linear | llama3 | yarn | dynamic; the other fields are read by the kinds that use them,
-    under the names of Hugging Face's `rope_scaling`.
+    `kind` is none | linear | llama3 | yarn | dynamic; the other fields are read by the kinds that
+    use them, under the names of Hugging Face's `rope_scaling`.
     """
 
     theta: float = 10000.0
@@ -33,7 +33,7 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only transformer of the Llama family (Llama, Qwen2, Qwen3, Mistral, SmolLM2 and kin)."""
+    """A decoder-only transformer of the Llama family (Llama, Qwen2, Qwen3, Mistral, SmolLM2)."""
 
     architecture: str  # Hugging Face's class name, e.g. "LlamaForCausalLM"
     vocab_size: int
@@ -54,5 +54,5 @@ class ModelConfig:
     windows: tuple[int | None, ...] = ()  # per layer: sliding window in tokens, None = full
 
     def window(self, layer: int) -> int | None:
-        """The sliding window of `layer` in tokens (a token sees itself and window - 1 before it)."""
+        """The sliding window of `layer` in tokens (a token sees itself and window - 1 before)."""
         return self.windows[layer] if self.windows else None

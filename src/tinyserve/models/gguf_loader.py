@@ -1,8 +1,9 @@
-"""A GGUF file as a `Checkpoint`: its metadata as `ModelConfig`, its tensors under Hugging Face's names.
+"""A GGUF file as a `Checkpoint`, with its tensors under Hugging Face's names.
 
-Owns the differences between the two worlds: names, the row order of llama's Q and K, and where rope scaling,
-tied heads and ends of text are written down. Knows neither the container (gguf_file) nor block layouts (gguf_types).
-Opening reads metadata only; the vocabulary and the tensors are read when asked for.
+Owns the differences between the two worlds: names, the row order of llama's Q and K, and where rope
+scaling, tied heads and ends of text are written down. Knows neither the container (gguf_file) nor
+block layouts (gguf_types). Opening reads metadata only; the vocabulary and the tensors are read
+when asked for.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ _NOT_WEIGHTS = re.compile(r"rope_freqs\.weight|blk\.\d+\.(attn_rot_embd|rope_fre
 
 
 def load_gguf(path: Path, name: str) -> Checkpoint:
-    """Open a GGUF model. Raises ModelLoadError naming the key, tensor or type that is missing or unsupported."""
+    """Open a GGUF model.
+
+    Raises ModelLoadError naming the key, tensor or type that is missing or unsupported.
+    """
     file = GGUFFile(path)
     metadata = Metadata(file)
     config = read_config(metadata)
@@ -67,8 +71,8 @@ def load_gguf(path: Path, name: str) -> Checkpoint:
 class GGUFTensors:
     """The file's tensors under Hugging Face's names; quantized ones keep their quantization.
 
-    `unpermute`: converters interleave the rows of Q and K for architecture "llama", so that rope turns neighbouring
-    dimensions; here they are put back into Hugging Face's half-split order.
+    `unpermute`: converters interleave the rows of Q and K for architecture "llama", so that rope
+    turns neighbouring dimensions; here they are put back into Hugging Face's half-split order.
     """
 
     def __init__(self, file: GGUFFile, config: ModelConfig, *, unpermute: bool) -> None:
@@ -108,7 +112,7 @@ class GGUFTensors:
         return raw if order is None else raw[order]
 
     def _row_order(self, name: str, num_rows: int) -> NDArray[np.int64] | None:
-        """For each row in half-split order, its place in the file; None where the file has that order."""
+        """For each row in half-split order, its place in the file; None: already so."""
         heads = self._heads.get(name.split(".")[-2])
         if heads is None:
             return None
@@ -136,7 +140,7 @@ def _by_hugging_face_name(file: GGUFFile) -> dict[str, TensorInfo]:
 
 
 def _hugging_face_name(name: str) -> str:
-    """`blk.0.attn_q.weight` -> `model.layers.0.self_attn.q_proj.weight`; unknown names stay as they are."""
+    """`blk.0.attn_q.bias` -> `model.layers.0.self_attn.q_proj.bias`; unknown names stay."""
     layer = _LAYER.fullmatch(name)
     if layer and layer[2] in _LAYER_NAMES:
         return f"model.layers.{layer[1]}.{_LAYER_NAMES[layer[2]]}.{layer[3]}"

@@ -1,4 +1,7 @@
-"""GGUF metadata as a `ModelConfig`. Knows the keys of the GGUF specification; reads no weights but rope factors."""
+"""GGUF metadata as a `ModelConfig`.
+
+Knows the keys of the GGUF specification; reads no weights but rope factors.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,20 @@ class Metadata:
         self.architecture = self.need("general.architecture", str)
 
     def need(self, key: str, kind: type[T]) -> T:
-        """The value of `key`. Raises ModelLoadError naming the key where it is missing or of another type."""
+        """The value of `key`.
+
+        Raises ModelLoadError naming the key where it is missing or of another type.
+        """
         value = self.get(key, kind)
         if value is None:
             raise ModelLoadError(f"{self.file.path}: metadata key {self._key(key)} is missing")
         return value
 
     def get(self, key: str, kind: type[T]) -> T | None:
-        """The value of `key`, or None. One number for all layers may be stored as an array of equal ones."""
+        """The value of `key`, or None.
+
+        One number for all layers may be stored as an array of equal ones.
+        """
         key = self._key(key)
         value: Any = self.file.metadata.get(key)
         if value is None:
@@ -58,7 +67,7 @@ class Metadata:
 
 
 def read_config(metadata: Metadata) -> ModelConfig:
-    """Raises ModelLoadError for unknown architectures, missing keys, and variants the decoder cannot run."""
+    """Raises ModelLoadError for unknown architectures, missing keys, and what cannot run."""
     architecture = ARCHITECTURES.get(metadata.architecture)
     if architecture is None:
         raise ModelLoadError(
@@ -100,7 +109,8 @@ def _refuse_variants(metadata: Metadata) -> None:
     path = metadata.file.path
     if (metadata.get("split.count", int) or 1) > 1:
         raise ModelLoadError(
-            f"{path} is one part of a split GGUF; merge the parts with llama.cpp's llama-gguf-split --merge"
+            f"{path} is one part of a split GGUF; merge the parts with llama.cpp's "
+            "llama-gguf-split --merge"
         )
     if metadata.get("{arch}.expert_count", int):
         raise ModelLoadError(f"{path}: mixture-of-experts models are not supported")
@@ -130,7 +140,8 @@ def _read_rope(metadata: Metadata) -> RopeConfig:
         return RopeConfig(theta=theta, kind=kind, factor=factor, freq_factors=factors)
     if kind != "yarn":
         raise ModelLoadError(
-            f"{metadata.file.path}: rope scaling {kind!r} is not supported (supported: none, linear, yarn)"
+            f"{metadata.file.path}: rope scaling {kind!r} is not supported "
+            "(supported: none, linear, yarn)"
         )
     # ggml multiplies this on top of the factor that YaRN derives from the scaling.
     extra = metadata.get("{arch}.rope.scaling.attn_factor", float)

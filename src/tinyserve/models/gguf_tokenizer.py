@@ -1,6 +1,7 @@
-"""GGUF metadata as a `TokenizerSpec`, and the ids that end a text. Knows the keys; tokenizes nothing.
+"""GGUF metadata as a `TokenizerSpec`, and the ids that end a text. Tokenizes nothing.
 
-Nothing here decodes the vocabulary until the spec's `load_vocab` is called, so a cached tokenizer costs nothing.
+Nothing here decodes the vocabulary until the spec's `load_vocab` is called, so a cached tokenizer
+costs nothing.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from tinyserve.models.gguf_file import StringArray
 from tinyserve.models.gguf_metadata import Metadata
 from tinyserve.text.spec import GGUFVocab, TokenizerSpec
 
-# Special tokens that end a turn or a text wherever they exist: ChatML, Llama 3 (turn, tool call, text), Phi, GPT-2.
-# Files name one id as EOS, often the wrong one of several; llama.cpp keeps a list like this for the same reason.
+# Special tokens that end a turn or a text wherever they exist: ChatML, Llama 3 (turn, tool call,
+# text), Phi, GPT-2. Files name one id as EOS, often the wrong one of several; llama.cpp keeps a
+# list like this for the same reason.
 END_OF_TEXT = (
     "<|im_end|>",
     "<|eot_id|>",
@@ -51,7 +53,7 @@ def read_tokenizer_spec(metadata: Metadata) -> TokenizerSpec:
 
 
 def read_eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
-    """The file's EOS and end-of-turn ids, then those of `END_OF_TEXT` that are special tokens here."""
+    """The file's EOS and end-of-turn ids, then those of `END_OF_TEXT` that are special here."""
     named = [metadata.get(f"tokenizer.ggml.{kind}_token_id", int) for kind in ("eos", "eot", "eom")]
     ids = [token_id for token_id in named if token_id is not None]
     tokens, types = (

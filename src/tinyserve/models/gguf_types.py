@@ -1,8 +1,9 @@
-"""GGML's tensor types: how blocks of bytes become the three plain weight formats. Knows no files and no models.
+"""GGML's tensor types: how blocks of bytes become the three plain weight formats.
 
-Every mapping is exact: `unpack(...).dequantize()` gives the bits of `gguf.quants.dequantize`, since each scale and
-minimum is the same f32 product and the last multiply-add has the same operands (Q4_0 aside, where 8 x scale is
-added back; with a scale of f16 both forms are exact, and only the sign of a zero may differ).
+Every mapping is exact: `unpack(...).dequantize()` gives the bits of `gguf.quants.dequantize`, since
+each scale and minimum is the same f32 product and the last multiply-add has the same operands (Q4_0
+aside, where 8 x scale is added back; with a scale of f16 both forms are exact, and only the sign of
+a zero may differ).
 
 Layouts: block structures of ggml-common.h. K-quants hold 256 weights in a block, the others 32.
 """
@@ -35,7 +36,10 @@ _Q6_K = np.dtype([("q", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("
 
 @dataclass(frozen=True)
 class GGMLType:
-    """A supported type: `block` weights lie in `block_bytes` bytes; `unpack` takes rows `[n, row_bytes]`."""
+    """A supported type: `block` weights lie in `block_bytes` bytes.
+
+    `unpack` takes rows `[n, row_bytes]`.
+    """
 
     name: str
     block: int
@@ -118,7 +122,7 @@ def unpack_q6_k(rows: U8) -> Int8Weight:
 
 
 def _k_scales(blocks: NDArray[Any]) -> tuple[F32, F32]:
-    """f32 scales and minima of a K-quant's eight groups, each `[n, k / 32]`, from twelve bytes of six-bit fields."""
+    """f32 scales and minima `[n, k / 32]` of K-quants, from six-bit fields in twelve bytes."""
     packed = blocks["scales"]
     first, second, third = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scale = np.concatenate([first & 63, (third & 15) | ((first >> 2) & 48)], axis=-1)
@@ -136,7 +140,7 @@ def _nibbles(packed: U8) -> U8:
 
 
 def _fifth_bit(q: U8, high: U8) -> NDArray[np.int8]:
-    """Add bit i of the block's 32-bit word `high` (four little-endian bytes) to weight i as its bit 4."""
+    """Bit i of a block's 32-bit word `high` (as four bytes) becomes bit 4 of weight i."""
     bits = np.unpackbits(high, axis=-1, bitorder="little")
     bits <<= 4
     bits |= q
@@ -170,9 +174,10 @@ SUPPORTED: dict[int, GGMLType] = {
 }
 
 _OTHER_NAMES = {
-    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
-    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
-    29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4", 41: "Q1_0",
+    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
+    19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16",
+    26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+    40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 
 

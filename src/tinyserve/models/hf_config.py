@@ -1,7 +1,8 @@
-"""config.json and generation_config.json as a `ModelConfig`, EOS ids and sampling defaults. Reads no tensors.
+"""config.json and generation_config.json as a `ModelConfig`, EOS ids and sampling defaults.
 
-Absent fields have the defaults of Hugging Face's configuration classes, since files may leave those out. What the
-decoder cannot run (another architecture, activation, rope scaling, or quantization) is refused by name.
+Absent fields have the defaults of Hugging Face's configuration classes, since files may leave those
+out. What the decoder cannot run (another architecture, activation, rope scaling, or quantization)
+is refused by name.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
 
 
 def read_model_config(data: Json, source: str) -> ModelConfig:
-    """`data` is config.json, `source` its path for messages. Raises ModelLoadError naming what is wrong."""
+    """`data` is config.json, `source` its path for messages.
+
+    Raises ModelLoadError naming what is wrong.
+    """
     architecture = _architecture(data, source)
     _refuse_variants(data, source)
     hidden_size, num_heads = (
@@ -88,7 +92,7 @@ def read_eos_token_ids(config: Json, generation: Json) -> tuple[int, ...]:
 
 
 def read_sampling_defaults(generation: Json) -> dict[str, float | int]:
-    """The recommended sampling of generation_config.json, without its randomness where `do_sample` is false."""
+    """What generation_config.json recommends, without randomness if `do_sample` is false."""
     defaults: dict[str, float | int] = {}
     for name in _SAMPLING_FIELDS:
         value = generation.get(name)
@@ -117,8 +121,8 @@ def _refuse_variants(data: Json, source: str) -> None:
     if quantization:
         method = quantization.get("quant_method", "unknown")
         raise ModelLoadError(
-            f"{source}: checkpoints quantized with {method} are not supported yet; use the unquantized model "
-            "(--quantization int8|int4 quantizes it at load) or a GGUF file"
+            f"{source}: checkpoints quantized with {method} are not supported yet; use a GGUF file "
+            "or the unquantized model (--quantization int8|int4 quantizes it at load)"
         )
     activation = data.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
@@ -126,7 +130,10 @@ def _refuse_variants(data: Json, source: str) -> None:
 
 
 def _windows(data: Json, architecture: str, num_layers: int) -> tuple[int | None, ...]:
-    """Each layer's sliding window. Mistral slides everywhere; Qwen where `layer_types` or the older fields say."""
+    """Each layer's sliding window.
+
+    Mistral slides everywhere; Qwen where `layer_types` or the older fields say.
+    """
     if architecture == "LlamaForCausalLM":
         return ()
     window = data.get("sliding_window", 4096)

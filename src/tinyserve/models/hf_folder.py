@@ -1,4 +1,4 @@
-"""A checkpoint folder as Hugging Face writes it (config.json, safetensors, tokenizer files) as a `Checkpoint`."""
+"""A folder as Hugging Face writes it (config.json, safetensors, tokenizer): a `Checkpoint`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ logger = logging.getLogger(__name__)
 
 
 def load_folder(folder: Path, name: str) -> Checkpoint:
-    """Open a folder. Raises ModelLoadError naming the file, field or tensor that is missing or unsupported."""
+    """Open a folder.
+
+    Raises ModelLoadError naming the file, field or tensor that is missing or unsupported.
+    """
     path = folder / "config.json"
     data = read_json(path)
     generation = read_json(folder / "generation_config.json", required=False)
@@ -55,11 +58,11 @@ def load_folder(folder: Path, name: str) -> Checkpoint:
 
 
 def _resolve_head(config: ModelConfig, names: Collection[str], folder: Path) -> ModelConfig:
-    """A model that claims a head of its own but has none uses its embedding, as its exporter must have done."""
+    """A model that claims an output head but has none uses its embedding, with a warning."""
     if config.tie_word_embeddings or LM_HEAD in names:
         return config
     logger.warning(
-        "%s: tie_word_embeddings is false but %s is missing; using the embedding as the output head",
+        "%s: tie_word_embeddings is false but there is no %s; the embedding is used as the head",
         folder,
         LM_HEAD,
     )

@@ -1,4 +1,4 @@
-"""Rope scaling as config.json spells it (both spellings) as a `RopeConfig`, and the context it allows."""
+"""Rope scaling as config.json spells it, old or new, and the context length it allows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def read_rope(data: Json, source: str) -> RopeConfig:
         theta=theta,
         kind=kind,
         factor=float(scaling["factor"]),
-        # dynamic scales from the length the model was trained at, which for it is max_position_embeddings.
+        # dynamic scales from the length the model was trained at, which for it is
+        # max_position_embeddings.
         original_max_position=_positions(data) if kind == "dynamic" else _original(scaling, data),
         truncate=bool(scaling.get("truncate", True)),
         **given,
@@ -62,10 +63,11 @@ def read_rope(data: Json, source: str) -> RopeConfig:
 
 
 def max_positions(data: Json) -> int:
-    """The longest sequence the model is meant for: the scaling's factor counts where the kind says so.
+    """The longest sequence the model is meant for.
 
-    linear and dynamic stretch `max_position_embeddings`; yarn stretches the original length (which may be what
-    max_position_embeddings still says); llama3's is already in `max_position_embeddings`.
+    linear and dynamic stretch `max_position_embeddings`; yarn stretches the original length (which
+    may be what max_position_embeddings still says); llama3's is already in
+    `max_position_embeddings`.
     """
     positions, scaling = _positions(data), _scaling(data, "")
     kind, factor = _kind(scaling), float(scaling.get("factor") or 1.0)

@@ -1,6 +1,7 @@
 """Hugging Face hub ids: what they look like, and the folder or file that one is downloaded to.
 
-`huggingface-hub` does the work and honours HF_HOME, HF_TOKEN and HF_HUB_OFFLINE; it is imported on first use.
+`huggingface-hub` does the work and honours HF_HOME, HF_TOKEN and HF_HUB_OFFLINE; it is imported on
+first use.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from pathlib import Path
 
 from tinyserve.errors import ModelLoadError
 
-# What the loaders read. Other formats of the same weights (.bin, .pth, .onnx, original/) are left out.
+# What the loaders read. Other formats of the same weights (.bin, .pth, .onnx, original/) are left
+# out.
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 _NOT_FILES = ["*/*.safetensors", "original/*", "onnx/*", "consolidated*.safetensors"]
 _ID = re.compile(
@@ -37,7 +39,9 @@ def parse_hub_id(model: str) -> HubId | None:
 
 
 def download(hub_id: HubId) -> Path:
-    """The local folder of the repository's snapshot, or the local GGUF file; downloads what is not cached.
+    """The local folder of the repository's snapshot, or the local GGUF file.
+
+    Downloads what is not cached.
 
     Raises ModelLoadError with what was tried and the hub's reason.
     """
@@ -60,8 +64,8 @@ def download(hub_id: HubId) -> Path:
         raise ModelLoadError(_failure(hub_id, error)) from error
     if not (folder / "config.json").is_file():
         raise ModelLoadError(
-            f"{hub_id.repo} on the Hugging Face hub has no config.json; for a repository of GGUF files, "
-            f"name one of them: {hub_id.repo}:FILE.gguf"
+            f"{hub_id.repo} on the Hugging Face hub has no config.json; in a repository of GGUF "
+            f"files, name one: {hub_id.repo}:FILE.gguf"
         )
     return folder
 

@@ -1,6 +1,7 @@
 """Which tensors a model consists of, under Hugging Face's names, with their shapes.
 
-The one list that loaders check files against and that the synthetic model is drawn from. Knows no file format.
+The one list that loaders check files against and that the synthetic model is drawn from. Knows no
+file format.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def layer_shapes(config: ModelConfig) -> dict[str, Shape]:
 
 
 def check_layout(config: ModelConfig, found: Mapping[str, Shape], source: str) -> None:
-    """Raise ModelLoadError naming the first tensor that is missing or has another shape than the config says."""
+    """Raise ModelLoadError naming the first tensor that is missing or of an unexpected shape."""
     expected = tensor_shapes(config)
     missing = [name for name in expected if name not in found]
     if missing:

@@ -11,7 +11,7 @@ from tinyserve.models.checkpoint import Progress
 
 @contextmanager
 def shown(progress: Progress | None) -> Iterator[Progress]:
-    """`progress` itself, or one that draws a bar on stderr where that is a terminal and is silent elsewhere."""
+    """`progress` itself, else one that draws on stderr if that is a terminal (silent if not)."""
     if progress is not None:
         yield progress
     elif not sys.stderr.isatty():

@@ -1,10 +1,11 @@
 """Rotary tables: cos and sin of every position, from a `RopeConfig`. Knows no model and no kernel.
 
-Invariants: frequencies and angles are computed in float64 and rounded to f32 once; a table depends only on its
-arguments, never on the length of a running sequence (`dynamic` is resolved once, from `max_positions`), so positions
-mean the same in every request and a prefix can be cached.
+Invariants: frequencies and angles are computed in float64 and rounded to f32 once; a table depends
+only on its arguments, never on the length of a running sequence (`dynamic` is resolved once, from
+`max_positions`), so positions mean the same in every request and a prefix can be cached.
 
-Sources: RoFormer (Su et al. 2021); YaRN (Peng et al. 2023); the frequency bands of Llama 3.1's release.
+Sources: RoFormer (Su et al. 2021); YaRN (Peng et al. 2023); the frequency bands of Llama 3.1's
+release.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ KINDS = ("none", "linear", "llama3", "yarn", "dynamic")
 
 
 def rope_table(config: RopeConfig, head_dim: int, max_positions: int) -> tuple[F32, F32]:
-    """cos and sin, each f32 `[max_positions, head_dim / 2]`, with YaRN's attention factor multiplied in.
+    """cos and sin, f32 `[max_positions, head_dim / 2]` each, with YaRN's factor multiplied in.
 
-    Column i belongs to dimensions i and i + head_dim / 2 of a head (Hugging Face's half-split order).
+    Column i belongs to dimensions i and i + head_dim / 2 of a head (Hugging Face's half-split
+    order).
     """
     inv_freq, scale = inverse_frequencies(config, head_dim, max_positions)
     angles = np.arange(max_positions, dtype=np.float64)[:, None] * inv_freq[None, :]
@@ -80,7 +82,7 @@ def _llama3(config: RopeConfig, inv_freq: F64) -> F64:
 
 
 def _yarn(config: RopeConfig, inv_freq: F64, head_dim: int) -> F64:
-    """Interpolate slow pairs, keep fast ones, with a linear ramp between `beta_slow` and `beta_fast` turns."""
+    """Interpolate slow pairs, keep fast ones; a ramp lies between `beta_slow` and `beta_fast`."""
     original = _original_length(config)
 
     def pair_with_turns(turns: float) -> float:

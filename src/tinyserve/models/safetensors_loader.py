@@ -1,8 +1,9 @@
 """safetensors files by memory map, one or many shards, as a `TensorSource`. Knows no architectures.
 
-Why not the `safetensors` library here: its numpy front has no bf16 and copies each tensor. The format is a length,
-a JSON header and raw little-endian bytes (https://github.com/huggingface/safetensors#format), so a view of the map is
-all that a reader has to make. Files are opened and checked at once, tensors are touched only when asked for.
+Why not the `safetensors` library here: its numpy front has no bf16 and copies each tensor. The
+format is a length, a JSON header and raw little-endian bytes
+(https://github.com/huggingface/safetensors#format), so a view of the map is all that a reader has
+to make. Files are opened and checked at once, tensors are touched only when asked for.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class StoredTensor:
         dtype = DTYPES.get(self.dtype)
         if dtype is None:
             raise ModelLoadError(
-                f"{self.file.path}: tensor {self.name} has type {self.dtype}, which is not supported "
+                f"{self.file.path}: tensor {self.name} has unsupported type {self.dtype} "
                 f"(supported: {', '.join(DTYPES)})"
             )
         flat = np.frombuffer(self.file.data, dtype, math.prod(self.shape), self.begin)
@@ -53,7 +54,10 @@ class StoredTensor:
 
 
 class SafetensorsFile:
-    """One open file. Raises ModelLoadError where the header is damaged or the file is shorter than it says."""
+    """One open file.
+
+    Raises ModelLoadError where the header is damaged or the file is shorter than it says.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -124,7 +128,10 @@ class SafetensorsSource:
 
 
 def find_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder: those of its index, else model.safetensors, else all."""
+    """The safetensors files of a checkpoint folder.
+
+    Those of its index, else model.safetensors, else all.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         return _indexed_files(index)
@@ -134,7 +141,8 @@ def find_files(folder: Path) -> list[Path]:
         return files
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
         raise ModelLoadError(
-            f"{folder} has only pickled weights (.bin/.pt), which can run code when read; convert them to safetensors"
+            f"{folder} has only pickled weights (.bin/.pt), which can run code when read; "
+            "convert them to safetensors"
         )
     raise ModelLoadError(f"{folder} has no .safetensors file")
 
