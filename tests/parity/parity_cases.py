@@ -6,7 +6,6 @@ import random
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from hf_reference import Reference
@@ -14,18 +13,32 @@ from hf_tiny_models import TinyModel, save
 from numpy.typing import NDArray
 
 from tinyserve.config import CacheConfig, ModelOptions, SchedulerConfig
+from tinyserve.engine.runner import ModelRunner
 from tinyserve.models.checkpoint import load_checkpoint
 
 F32 = NDArray[np.float32]
 TOLERANCE = 1e-4  # on logits whose standard deviation is 1 to 3
 CACHE = CacheConfig(block_size=16, num_blocks=64, num_swap_blocks=0)
-SCHEDULER = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=256, max_model_len=256)
+MAX_MODEL_LEN = 256
 
 
 def prompts(seed: int = 1) -> dict[int, list[int]]:
     """Ragged on purpose: one token, less than a block, beyond windows and original contexts."""
     draw = random.Random(seed)
     return {s: [draw.randrange(331) for _ in range(n)] for s, n in enumerate((1, 5, 48, 100))}
+
+
+def create_runner(folder: Path, backend: str, max_model_len: int = MAX_MODEL_LEN) -> ModelRunner:
+    """A runner with f32 weights and f32 KV."""
+    return ModelRunner.create(
+        load_checkpoint(str(folder)),
+        ModelOptions(name=str(folder), dtype="f32", kv_cache_dtype="f32"),
+        CACHE,
+        SchedulerConfig(
+            max_num_seqs=8, max_num_batched_tokens=MAX_MODEL_LEN, max_model_len=max_model_len
+        ),
+        backend=backend,
+    )
 
 
 @dataclass
@@ -45,21 +58,14 @@ class Case:
         return {seq_id: self.reference.logits(ids) for seq_id, ids in prompts().items()}
 
     @cached_property
-    def runners(self) -> dict[str, Any]:
+    def runners(self) -> dict[str, ModelRunner]:
         return {}
 
-    def runner(self, backend: Any) -> Any:
+    def runner(self, backend: str) -> ModelRunner:
         """One runner per back end, kept: later tests meet the KV that earlier ones left behind."""
-        from tinyserve.engine.runner import ModelRunner
-
-        key = str(backend)
-        if key not in self.runners:
-            options = ModelOptions(name=str(self.folder), dtype="f32", kv_cache_dtype="f32")
-            checkpoint = load_checkpoint(str(self.folder))
-            self.runners[key] = ModelRunner.create(
-                checkpoint, options, CACHE, SCHEDULER, backend=backend
-            )
-        return self.runners[key]
+        if backend not in self.runners:
+            self.runners[backend] = create_runner(self.folder, backend)
+        return self.runners[backend]
 
 
 class Cases:

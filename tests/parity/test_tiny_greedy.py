@@ -1,0 +1,43 @@
+"""`LLM` and transformers choose the same tokens: prompts together, in chunks, in a small pool."""
+
+from __future__ import annotations
+
+import pytest
+from hf_tiny_models import MODELS, TinyModel
+from parity_cases import Cases, prompts
+
+from tinyserve import LLM, SamplingParams, TinyServeConfig
+
+# One of each family, with what changes attention or the head; the rest is covered by the logits.
+CHOSEN = (
+    "llama",
+    "llama-mqa-biases",
+    "llama-rope-llama3",
+    "qwen2-tied-sharded",
+    "qwen2-windows",
+    "qwen3",
+    "mistral-window",
+)
+NEW_TOKENS = 24
+# Chunks of at most 32 tokens, and too few blocks for everybody: some sequences are preempted.
+SETTINGS = {
+    "model": {"dtype": "f32", "kv_cache_dtype": "f32"},
+    "cache": {"block_size": 16, "num_blocks": 12, "num_swap_blocks": 4},
+    "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": 160},
+}
+
+
+@pytest.mark.parametrize("model", [m for m in MODELS if m.name in CHOSEN], ids=str)
+def test_greedy_tokens_match(cases: Cases, model: TinyModel) -> None:
+    case = cases[model]
+    llm = LLM(model=str(case.folder), config=TinyServeConfig.from_dict(SETTINGS))
+    asked = list(prompts().values())
+    params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    outputs = llm.generate(asked, params)
+    for token_ids, output in zip(asked, outputs, strict=True):
+        assert list(output.token_ids) == case.reference.greedy(token_ids, NEW_TOKENS)
+        assert output.finish_reason == "length"
+
+
+def test_chosen_names_exist() -> None:
+    assert set(CHOSEN) <= {model.name for model in MODELS}
