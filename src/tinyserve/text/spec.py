@@ -99,7 +99,7 @@ class TokenizerSpec:
         """From GGUF metadata.
 
         `vocab`: the arrays, or a function that reads them (slow, so not called when a cache has
-        the tokenizer). `special_token_ids`: "bos_token", "eos_token", "unk_token", "pad_token" -> id
+        the tokenizer). `special_token_ids`: "bos_token", "eos_token", "unk_token", ... -> id
         (from `tokenizer.ggml.bos_token_id` and so on). `add_bos`: `tokenizer.ggml.add_bos_token`,
         None when absent. `chat_template`: `tokenizer.chat_template`; `named_templates`: the rest
         of the key `tokenizer.chat_template.<name>` -> template.
@@ -126,8 +126,8 @@ class TokenizerSpec:
 def _no_tokenizer_message(folder: Path) -> str:
     if (folder / "tokenizer.model").is_file():
         return (
-            f"{folder} has no tokenizer.json, only a SentencePiece tokenizer.model; convert it once "
-            "with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+            f"{folder} has no tokenizer.json, only a SentencePiece tokenizer.model; convert it "
+            "once with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
     return f"{folder} has no tokenizer.json"
 

@@ -1,0 +1,51 @@
+"""`IncrementalDetokenizer`: text from a growing sequence of token ids, as soon as it is certain.
+
+One per sequence. The joined results of `push` and the final `flush` equal the decoding of all ids
+at once, for every sequence of ids, valid or not. Only the bytes of an incomplete UTF-8 character
+are held back (three at most): nothing waits for spaces or for later tokens.
+"""
+
+from __future__ import annotations
+
+from codecs import utf_8_decode
+
+from tinyserve.text.pieces import TokenPieces
+
+
+class IncrementalDetokenizer:
+    """Feed ids with `push`, end with `flush`; skipped special tokens leave no text."""
+
+    __slots__ = ("_pending", "_pieces", "_skipped", "_strip")
+
+    def __init__(self, pieces: TokenPieces, *, skip_special_tokens: bool = True) -> None:
+        self._pieces = pieces
+        self._skipped = pieces.special_ids if skip_special_tokens else frozenset()
+        self._strip = pieces.strip  # leading spaces that may still have to go
+        self._pending = b""  # the beginning of a character whose last bytes have not come yet
+
+    def push(self, token_id: int) -> str:
+        """The text that this token completes; "" while it ends inside a character."""
+        if token_id in self._skipped:
+            return ""
+        if not self._pending:
+            text = self._pieces.text_of(token_id)
+            if text is not None:
+                return self._without_marker(text) if self._strip else text
+        data = self._pending + self._pieces.bytes_of(token_id)
+        text, used = utf_8_decode(data, "replace", False)
+        self._pending = data[used:]
+        return self._without_marker(text) if self._strip else text
+
+    def flush(self) -> str:
+        """What was held back, as U+FFFD: the sequence ends inside a character."""
+        text, _ = utf_8_decode(self._pending, "replace", True)
+        self._pending = b""
+        return text
+
+    def _without_marker(self, text: str) -> str:
+        while self._strip and text.startswith(" "):
+            text = text[1:]
+            self._strip -= 1
+        if text:
+            self._strip = 0
+        return text

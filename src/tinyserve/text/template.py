@@ -1,0 +1,236 @@
+"""`ChatTemplate`: a conversation as one prompt text, by the model's own Jinja template.
+
+It owns what a message may look like and what happens when a template refuses one: every failure is
+a RequestError that carries the template's words. It knows no tokens; a rendered prompt holds all
+special tokens it needs, so it is encoded with `add_special_tokens=False` (CHAT-03).
+
+Following Hugging Face's chat templates: https://huggingface.co/docs/transformers/chat_templating
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tinyserve.errors import ConfigError, RequestError
+
+if TYPE_CHECKING:
+    import jinja2
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+TEXT_PARTS = ("text", "input_text", "output_text")
+_RESERVED = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+)
+# Put after a message that is to be continued, to find its end in the prompt. The space tells
+# whether the template trims messages.
+_MARKER = "\u2045continue here\u2046 "
+
+_MISSING = (
+    "this model has no chat template; start the server with --chat-template FILE (or the "
+    "template itself), or use /v1/completions"
+)
+
+
+class ChatTemplate:
+    """Renders messages. `named` templates serve special uses: "tool_use" when tools are given.
+
+    `special_tokens` ("bos_token" and so on) are variables that the template may use. Templates are
+    compiled when first used, so a broken or missing one does not hinder other uses of the model.
+    """
+
+    def __init__(
+        self,
+        source: str | None,
+        *,
+        named: Mapping[str, str] | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+    ) -> None:
+        self._source = source
+        self._named = dict(named or {})
+        self._special_tokens = dict(special_tokens or {})
+        self._compiled: dict[str, jinja2.Template] = {}
+
+    @property
+    def is_available(self) -> bool:
+        """Whether there is any template to render with."""
+        return self._source is not None or bool(self._named)
+
+    def source_for(self, *, has_tools: bool) -> str:
+        """The template's text. Raises RequestError where there is none (CHAT-01, CHAT-02)."""
+        source = self._named.get("tool_use", self._source) if has_tools else self._source
+        if source is None:
+            raise RequestError(
+                f"this model has only the chat templates {sorted(self._named)}, none by default"
+                if self._named
+                else _MISSING,
+                param="messages",
+            )
+        return source
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt for `messages` (OpenAI's form; see `normalise_messages`).
+
+        `add_generation_prompt` opens the assistant's turn; by default it does unless
+        `continue_final_message`, which ends the prompt inside the last message instead.
+        `template_kwargs` are further variables (`chat_template_kwargs` of a request).
+        Raises RequestError for a bad message, a contradiction, and whatever the template raises.
+        """
+        if add_generation_prompt and continue_final_message:
+            raise RequestError(
+                "add_generation_prompt and continue_final_message exclude each other",
+                param="continue_final_message",
+            )
+        _check_template_kwargs(template_kwargs or {})
+        chat = normalise_messages(messages)
+        if continue_final_message:
+            chat[-1]["content"] += _MARKER
+        variables = {
+            **self._special_tokens,
+            **(template_kwargs or {}),
+            "messages": chat,
+            "tools": list(tools) if tools else None,
+            "documents": list(documents) if documents else None,
+            "add_generation_prompt": not continue_final_message
+            if add_generation_prompt is None
+            else add_generation_prompt,
+        }
+        prompt = self._run(self.source_for(has_tools=bool(tools)), variables)
+        return _cut_at_marker(prompt, chat[-1]["content"]) if continue_final_message else prompt
+
+    def _run(self, source: str, variables: Mapping[str, Any]) -> str:
+        from tinyserve.text import sandbox  # imports jinja2, which start-up does not need
+
+        try:
+            template = self._compiled.get(source)
+            if template is None:
+                template = sandbox.SandboxedTemplates().from_string(source)
+                self._compiled[source] = template
+            return sandbox.render(template, variables)
+        except sandbox.TemplateFailed as error:
+            raise RequestError(str(error), param="messages") from error
+        except Exception as error:  # a template can raise anything that Python can
+            reason = str(error) or type(error).__name__
+            raise RequestError(f"the chat template failed: {reason}", param="messages") from error
+
+
+def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Copies of the messages in the form that templates expect.
+
+    Content becomes a string: text parts are joined by newlines, null (allowed beside tool calls)
+    is empty. "developer" becomes "system". Arguments of tool calls, JSON text in OpenAI's API,
+    become objects. Other keys stay. Raises RequestError naming the message at fault.
+    """
+    if not isinstance(messages, (list, tuple)) or not messages:
+        raise RequestError("messages must be a list with at least one message", param="messages")
+    return [_normalise(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def read_chat_template(value: str) -> str:
+    """The template that the option --chat-template names: a file's path, or the template itself.
+
+    Raises ConfigError for what is neither.
+    """
+    looks_inline = "{" in value or "\n" in value
+    try:
+        if not looks_inline or Path(value).is_file():
+            return Path(value).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        if not looks_inline:
+            raise ConfigError(f"chat_template: cannot read the file {value!r}: {error}") from error
+    return value
+
+
+def _normalise(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise RequestError(f"{where} must be an object", param="messages")
+    role = message.get("role")
+    if role not in ROLES:
+        raise RequestError(
+            f"{where}.role must be one of {', '.join(ROLES)}, not {role!r}", param="messages"
+        )
+    result = dict(message)
+    result["role"] = "system" if role == "developer" else role
+    calls = message.get("tool_calls")
+    has_calls = role == "assistant" and bool(calls or message.get("function_call"))
+    result["content"] = _content(message.get("content"), where, has_calls)
+    if calls:
+        result["tool_calls"] = [_with_parsed_arguments(call, where) for call in calls]
+    elif "tool_calls" in result:
+        del result["tool_calls"]  # null or empty: templates test whether the key is there
+    return result
+
+
+def _content(content: Any, where: str, may_be_null: bool) -> str:
+    if isinstance(content, str):
+        return content
+    if content is None and may_be_null:
+        return ""
+    if not isinstance(content, (list, tuple)):
+        raise RequestError(
+            f"{where}.content must be a string or a list of text parts", param="messages"
+        )
+    return "\n".join(_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+
+
+def _part(part: Any, where: str) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind not in TEXT_PARTS:
+        raise RequestError(
+            f"{where} has type {kind!r}; this model reads only text", param="messages"
+        )
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise RequestError(f"{where}.text must be a string", param="messages")
+    return text
+
+
+def _with_parsed_arguments(call: Any, where: str) -> dict[str, Any]:
+    if not isinstance(call, Mapping) or not isinstance(call.get("function", {}), Mapping):
+        raise RequestError(f"{where}.tool_calls must hold objects", param="messages")
+    function = dict(call.get("function", {}))
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        # What a model wrote need not be JSON; then the template gets it as it is.
+        with contextlib.suppress(ValueError):
+            function["arguments"] = json.loads(arguments) if arguments.strip() else {}
+    return {**call, "function": function}
+
+
+def _check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
+    """No variable may take the place of the conversation itself (CHAT-08)."""
+    clash = sorted(_RESERVED.intersection(kwargs))
+    if clash:
+        raise RequestError(
+            f"chat_template_kwargs may not set {', '.join(clash)}", param="chat_template_kwargs"
+        )
+
+
+def _cut_at_marker(prompt: str, content: str) -> str:
+    """The prompt up to the end of the message that is continued."""
+    marker = _MARKER.rstrip()
+    end = prompt.rfind(marker)
+    if end < 0:
+        raise RequestError(
+            "continue_final_message: the chat template does not show the last message",
+            param="continue_final_message",
+        )
+    if prompt.startswith(_MARKER, end):
+        return prompt[:end]
+    # The template trims messages: trim what is before the marker as it would have been.
+    text = content[: -len(_MARKER)]
+    return prompt[:end].removesuffix(text[len(text.rstrip()) :])

@@ -1,0 +1,175 @@
+"""`Tokenizer`: text to token ids and back, over the `tokenizers` library.
+
+It owns the rules the library leaves open: one BOS and never an EOS on a prompt, decoding by exact
+bytes, ids outside the vocabulary. It refuses to know where a tokenizer comes from (`TokenizerSpec`
+does) and what a chat is (`ChatTemplate` does).
+
+Invariants: `decode(ids)` is the concatenation of `token_bytes(id)` as UTF-8, so streamed and whole
+text are equal; safe to share between threads.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tinyserve.errors import RequestError
+from tinyserve.text.detokenizer import IncrementalDetokenizer
+from tinyserve.text.pieces import TokenPieces
+from tinyserve.text.spec import TokenizerSpec
+from tinyserve.text.template import ChatTemplate
+
+if TYPE_CHECKING:
+    import tokenizers
+
+logger = logging.getLogger(__name__)
+
+
+class Tokenizer:
+    """Encodes prompts and decodes tokens of one model. `vocab_size`: known ids are below it."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, spec: TokenizerSpec | None = None) -> None:
+        spec = spec or TokenizerSpec()
+        backend.no_truncation()  # some tokenizer.json files carry their training settings
+        backend.no_padding()
+        self._backend = backend
+        self._spec = spec
+        self._pieces = TokenPieces(backend)
+        self._prefix = _prompt_prefix(backend, self.bos_token_id, spec.add_bos)
+        self._has_warned = False
+        self.vocab_size = self._pieces.vocab_size
+        self.special_ids = self._pieces.special_ids
+
+    @classmethod
+    def from_spec(
+        cls,
+        spec: TokenizerSpec,
+        cache_dir: Path | None = None,
+        *,
+        fingerprint: str | None = None,
+    ) -> Tokenizer:
+        """Build, or read from `cache_dir` what was built before from the files of `fingerprint`.
+
+        Without a fingerprint nothing is cached. Raises ModelLoadError for a missing, damaged or
+        unsupported tokenizer.
+        """
+        from tinyserve.text.cache import load_backend
+
+        return cls(load_backend(spec, cache_dir, fingerprint), spec)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a prompt; special tokens written in the text become their ids (LOAD-09).
+
+        With `add_special_tokens` the model's BOS comes first if it uses one, but only once: where
+        the text already begins with it, none is added and the log says so once (CHAT-03). An EOS is
+        never appended (CHAT-05). A rendered chat is encoded with `add_special_tokens=False`.
+        Raises RequestError for text that is not Unicode (a lone surrogate).
+        """
+        try:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        except (TypeError, UnicodeEncodeError):
+            raise RequestError("the text holds a lone surrogate, which is no character") from None
+        if not add_special_tokens or not self._prefix:
+            return ids
+        if ids and ids[0] == self._prefix[-1] == self.bos_token_id:
+            self._warn_of_double_bos()
+            return [*self._prefix[:-1], *ids]
+        return [*self._prefix, *ids]
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence; invalid UTF-8 becomes U+FFFD, unknown ids nothing."""
+        skipped = self.special_ids if skip_special_tokens else frozenset()
+        bytes_of = self._pieces.bytes_of
+        text = b"".join(bytes_of(i) for i in ids if i not in skipped).decode(errors="replace")
+        strip = self._pieces.strip
+        return text[:strip].lstrip(" ") + text[strip:] if strip else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes of one token, b"" for an id outside the vocabulary (SAM-11)."""
+        return self._pieces.bytes_of(token_id)
+
+    def token_text(self, token_id: int) -> str:
+        """One token as text, U+FFFD where it is not whole UTF-8 on its own."""
+        return self._pieces.bytes_of(token_id).decode(errors="replace")
+
+    def detokenizer(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
+        """A fresh incremental detokenizer for one sequence."""
+        return IncrementalDetokenizer(self._pieces, skip_special_tokens=skip_special_tokens)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether the token is skipped by `skip_special_tokens`."""
+        return token_id in self.special_ids
+
+    def special_id(self, text: str) -> int | None:
+        """The id of the special token whose text is exactly `text`."""
+        token_id = self._backend.token_to_id(text)
+        return token_id if token_id in self.special_ids else None
+
+    def token_id(self, text: str) -> int | None:
+        """The id of the vocabulary entry spelled `text` (as the vocabulary spells it)."""
+        token_id: int | None = self._backend.token_to_id(text)
+        return token_id
+
+    @cached_property
+    def special_tokens(self) -> Mapping[str, str]:
+        """ "bos_token" -> its text, and so on for each special token that the model names."""
+        tokens = dict(self._spec.special_tokens)
+        for name, token_id in self._spec.special_token_ids.items():
+            text = self._backend.id_to_token(token_id)
+            if text is not None:
+                tokens[name] = text
+        return tokens
+
+    @cached_property
+    def bos_token_id(self) -> int | None:
+        return self._special_token_id("bos_token")
+
+    @cached_property
+    def eos_token_id(self) -> int | None:
+        """The tokenizer's own EOS; a model may stop at more (`Checkpoint.eos_token_ids`)."""
+        return self._special_token_id("eos_token")
+
+    @cached_property
+    def chat_template(self) -> ChatTemplate:
+        """The model's chat template; it says so when asked to render and there is none."""
+        return ChatTemplate(
+            self._spec.chat_template,
+            named=self._spec.named_templates,
+            special_tokens=self.special_tokens,
+        )
+
+    def _special_token_id(self, name: str) -> int | None:
+        text = self.special_tokens.get(name)
+        return None if text is None else self.token_id(text)
+
+    def _warn_of_double_bos(self) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "a prompt already begins with the BOS token %r, so none was added; "
+                "send add_special_tokens=false with templated text (logged once)",
+                self.special_tokens.get("bos_token"),
+            )
+
+
+def _prompt_prefix(
+    backend: tokenizers.Tokenizer, bos_id: int | None, add_bos: bool | None
+) -> tuple[int, ...]:
+    """What goes before a prompt: the post-processor's own prefix, with BOS as `add_bos` says.
+
+    Whatever the post-processor puts after a text (EOS, mostly) is left out.
+    """
+    sample = "a"
+    plain = backend.encode(sample, add_special_tokens=False).ids
+    full = backend.encode(sample, add_special_tokens=True).ids
+    starts = range(len(full) - len(plain) + 1)
+    start = next((i for i in starts if full[i : i + len(plain)] == plain), 0)
+    prefix = full[:start] if plain else full[: full[:1] == [bos_id]]
+    if bos_id is not None and add_bos is False:
+        prefix = [token_id for token_id in prefix if token_id != bos_id]
+    if bos_id is not None and add_bos and bos_id not in prefix:
+        prefix = [bos_id, *prefix]
+    return tuple(prefix)
