@@ -65,8 +65,9 @@ class Checkpoint:
 def load_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoint:
     """Find and open a model; raises ModelLoadError saying what is missing, damaged or unsupported.
 
-    `model` is `default` (or empty), `synthetic`, a folder, a `.gguf` file, or a hub id: `org/name`,
-    `org/name@revision`, `org/name:file.gguf`. Only `default` and hub ids may use the network.
+    `model` is `default` (or empty), `synthetic` or `synthetic:PRESET`, a folder, a `.gguf` file, or
+    a hub id: `org/name`, `org/name@revision`, `org/name:file.gguf`. Only `default` and hub ids may
+    use the network.
     """
     # Loaders are imported on demand: none is needed for the others' models, and each of them
     # imports this module.
@@ -74,10 +75,11 @@ def load_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoi
         from tinyserve.models.default_model import default_model_path
 
         return _load_gguf(default_model_path(progress), "default")
-    if model == "synthetic":
+    kind, _, preset = model.partition(":")
+    if kind == "synthetic":
         from tinyserve.models.synthetic import synthetic_checkpoint
 
-        return synthetic_checkpoint()
+        return synthetic_checkpoint(preset=preset or "tiny")
     path = Path(model).expanduser()
     if path.exists():
         return load_path(path, model)

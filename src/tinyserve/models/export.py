@@ -1,0 +1,204 @@
+"""Any checkpoint as a folder that Hugging Face and every other engine can read.
+
+The inverse of `hf_folder.load_folder`: config.json, safetensors, tokenizer files. Used to hand the
+synthetic model to tests, benchmarks and reference implementations.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinyserve.kernels.formats import F32, to_bf16
+from tinyserve.models.checkpoint import Checkpoint
+from tinyserve.models.config import ModelConfig, RopeConfig
+from tinyserve.models.synthetic_tokenizer import (
+    BOS_ID,
+    CHAT_TEMPLATE,
+    EOS_ID,
+    SPECIAL_TOKENS,
+    tokenizer_json,
+)
+
+_MODEL_TYPES = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+_TORCH_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+
+
+def write_checkpoint(
+    checkpoint: Checkpoint, folder: Path, *, dtype: str = "bf16", shards: int = 1
+) -> Path:
+    """Write config.json, generation_config.json, safetensors and the synthetic tokenizer.
+
+    `dtype` is f32 | f16 | bf16 (values are rounded to it), `shards` the number of tensor files.
+    Returns the folder. Raises ValueError for what config.json cannot say.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = checkpoint.config
+    _write_json(folder / "config.json", config_json(config, checkpoint.eos_token_ids, dtype))
+    eos = {"eos_token_id": list(checkpoint.eos_token_ids), "bos_token_id": BOS_ID}
+    _write_json(folder / "generation_config.json", {**eos, **checkpoint.sampling_defaults})
+    _write_json(folder / "tokenizer.json", tokenizer_json(config.vocab_size))
+    _write_json(folder / "tokenizer_config.json", _tokenizer_config())
+    _write_shards(checkpoint, folder, dtype, shards)
+    return folder
+
+
+def config_json(config: ModelConfig, eos_ids: Sequence[int], dtype: str) -> dict[str, Any]:
+    """`config` in Hugging Face's words. Raises ValueError for what they cannot express."""
+    if config.architecture not in _MODEL_TYPES:
+        raise ValueError(f"no config.json for architecture {config.architecture}")
+    data = {
+        "architectures": [config.architecture],
+        "model_type": _MODEL_TYPES[config.architecture],
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.rms_norm_eps,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "attention_bias": config.o_bias,
+        "mlp_bias": config.mlp_bias,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": list(eos_ids),
+        "torch_dtype": _TORCH_NAMES[dtype],
+    }
+    return {**data, **_window_fields(config), **_rope_fields(config)}
+
+
+def _window_fields(config: ModelConfig) -> dict[str, Any]:
+    windows = set(config.windows) - {None}
+    if len(windows) > 1:
+        raise ValueError("config.json holds one sliding window, not one for each layer")
+    window = windows.pop() if windows else None
+    if config.architecture == "MistralForCausalLM":
+        if window is not None and None in config.windows:
+            raise ValueError("a Mistral slides in every layer or in none")
+        return {"sliding_window": window}
+    if window is None:
+        return {}
+    if config.architecture == "LlamaForCausalLM":
+        raise ValueError("a Llama has no sliding window")
+    kinds = ["full_attention" if w is None else "sliding_attention" for w in config.windows]
+    first = kinds.index("sliding_attention")
+    return {
+        "use_sliding_window": True,
+        "sliding_window": window,
+        "max_window_layers": first,
+        "layer_types": kinds,
+    }
+
+
+def _rope_fields(config: ModelConfig) -> dict[str, Any]:
+    rope, positions = config.rope, config.max_position_embeddings
+    if rope.freq_factors is not None:
+        raise ValueError("config.json cannot hold rope frequency factors")
+    if rope.kind == "none":
+        return {"rope_theta": rope.theta, "max_position_embeddings": positions}
+    if rope.kind == "dynamic":
+        positions = rope.original_max_position or positions
+    elif rope.kind == "linear":
+        positions = int(positions / rope.factor)
+    return {
+        "rope_theta": rope.theta,
+        "max_position_embeddings": positions,
+        "rope_scaling": _scaling(rope),
+    }
+
+
+def _scaling(rope: RopeConfig) -> dict[str, Any]:
+    scaling: dict[str, Any] = {"rope_type": rope.kind, "factor": rope.factor}
+    if rope.kind in ("llama3", "yarn"):
+        scaling["original_max_position_embeddings"] = rope.original_max_position
+    names = {
+        "llama3": ("low_freq_factor", "high_freq_factor"),
+        "yarn": (
+            *("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
+            "truncate",
+        ),
+    }.get(rope.kind, ())
+    values = {name: getattr(rope, name) for name in names}
+    return {**scaling, **{name: value for name, value in values.items() if value is not None}}
+
+
+def _tokenizer_config() -> dict[str, Any]:
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": SPECIAL_TOKENS[BOS_ID],
+        "eos_token": SPECIAL_TOKENS[EOS_ID],
+        "pad_token": SPECIAL_TOKENS[EOS_ID],
+        "add_bos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+
+
+def _write_shards(checkpoint: Checkpoint, folder: Path, dtype: str, shards: int) -> None:
+    names = list(checkpoint.tensors.names())
+    if shards == 1:
+        write_safetensors(folder / "model.safetensors", _tensors(checkpoint, names, dtype))
+        return
+    weight_map: dict[str, str] = {}
+    for index in range(shards):
+        part = names[index::shards]
+        file = f"model-{index + 1:05}-of-{shards:05}.safetensors"
+        write_safetensors(folder / file, _tensors(checkpoint, part, dtype))
+        weight_map.update(dict.fromkeys(part, file))
+    _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
+
+
+def _tensors(checkpoint: Checkpoint, names: Iterable[str], dtype: str) -> dict[str, NDArray[Any]]:
+    source = checkpoint.tensors
+    return {
+        name: _round(
+            source.vector(name) if _is_vector(name) else source.weight(name).dequantize(), dtype
+        )
+        for name in names
+    }
+
+
+def _is_vector(name: str) -> bool:
+    return name.endswith("bias") or "norm" in name
+
+
+def _round(values: F32, dtype: str) -> NDArray[Any]:
+    if dtype == "bf16":
+        return to_bf16(values)
+    return values.astype({"f32": np.float32, "f16": np.float16}[dtype])
+
+
+def write_safetensors(path: Path, tensors: dict[str, NDArray[Any]]) -> None:
+    """Write f32, f16 and bf16 (uint16 bit patterns) arrays; the library's writer knows no bf16."""
+    kinds = {"float32": "F32", "float16": "F16", "uint16": "BF16"}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, array in tensors.items():
+        header[name] = {
+            "dtype": kinds[array.dtype.name],
+            "shape": list(array.shape),
+            "data_offsets": [position, position + array.nbytes],
+        }
+        position += array.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for array in tensors.values():
+            file.write(np.ascontiguousarray(array).data)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
