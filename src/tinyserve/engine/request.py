@@ -21,12 +21,12 @@ class TextOutput(Protocol):
     """The text of one choice: turns token ids into text and watches for stop strings.
 
     Text is returned as soon as it is certain; what could still be part of a character or of a stop
-    string is held back. The engine calls `push` for every token that has visible text, in order, and
-    `flush` once if the choice ends without a stop string.
+    string is held back. The engine calls `push` for every token that has visible text, in order,
+    and `flush` once if the choice ends without a stop string.
     """
 
     def push(self, token_id: int, can_stop: bool) -> str:
-        """The text that became certain. `can_stop` False (under `min_tokens`): stop strings are plain text."""
+        """The text that became certain. Stop strings count only where `can_stop` (min_tokens)."""
         ...
 
     def flush(self) -> str:
@@ -35,7 +35,7 @@ class TextOutput(Protocol):
 
     @property
     def stop_hit(self) -> str | None:
-        """The stop string that the latest `push` completed; the text already ends where it should."""
+        """The stop string that the latest `push` completed; its text is already cut."""
         ...
 
 
@@ -43,10 +43,11 @@ class TextOutput(Protocol):
 class EngineRequest:
     """One request of `params.n` choices over one prompt.
 
-    `priority`: lower runs first. `arrival`: any clock that all requests share; ties run in the order of
-    `add_request`. `cache_salt` separates prefix caches. `client` is whom the fair policy balances.
-    `text` makes the text output of one choice and is called once per choice; None: token ids only.
-    `bad_words_ids`: token sequences that are never completed, `params.bad_words` in the model's tokens.
+    `priority`: lower runs first. `arrival`: any clock that all requests share; ties run in the
+    order of `add_request`. `cache_salt` separates prefix caches. `client` is whom the fair policy
+    balances. `text` makes the text output of one choice and is called once per choice; None: token
+    ids only. `bad_words_ids`: token sequences that are never completed, `params.bad_words` in the
+    model's tokens.
     """
 
     request_id: str
@@ -62,14 +63,14 @@ class EngineRequest:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """What one step added to one choice. A choice's last output, and only that, has a `finish_reason`.
+    """What one step added to one choice; its last output, and only that, has a `finish_reason`.
 
-    A stopping token (EOS or one of `stop_token_ids`) is the last of `new_token_ids`, and its text is shown
-    only under `include_stop_str_in_output`. `stop_reason` is the stop string, or the id of `stop_token_ids`;
-    None for EOS. `logprobs` has one entry per new token when the request asked for them. `prompt_logprobs`
-    comes once, with the first output of choice 0: one entry per prompt token, the first None.
-    `num_cached_tokens`: prompt tokens whose KV was found in the prefix cache. `error` says why a choice
-    ended with "error". Lengths count tokens.
+    A stopping token (EOS or one of `stop_token_ids`) is the last of `new_token_ids`, and its text
+    is shown only under `include_stop_str_in_output`. `stop_reason` is the stop string, or the id of
+    `stop_token_ids`; None for EOS. `logprobs` has one entry per new token when the request asked
+    for them. `prompt_logprobs` comes once, with the first output of choice 0: one entry per prompt
+    token, the first None. `num_cached_tokens`: prompt tokens whose KV was found in the prefix
+    cache. `error` says why a choice ended with "error". Lengths count tokens.
     """
 
     request_id: str
@@ -89,7 +90,8 @@ class RequestOutput:
 class EngineStats:
     """Gauges (what is so now) and counters (what has happened since the start). Plain numbers.
 
-    Requests are counted by choice: a request of n choices is n of them once its prompt was computed.
+    Requests are counted by choice: a request of n choices is n of them once its prompt was
+    computed.
     """
 
     num_waiting: int  # never started, or dropped to be recomputed

@@ -1,0 +1,253 @@
+"""The engine: plan, run, sample, commit.
+
+Owns the requests from admission to release and turns each step's draws into outputs. Knows no
+tokenizer, no HTTP and no thread: one thread calls it, and what it returns are plain values. A fault
+of one request (NaN logits, say) ends that request; an exception of the runner passes through
+`step`, after which the engine must not be used.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tinyserve.config import SchedulerConfig
+from tinyserve.engine.admission import Limits, settle
+from tinyserve.engine.draws import add_rows, scored_positions, take_token
+from tinyserve.engine.plan import Runner
+from tinyserve.engine.request import EngineRequest, EngineStats, FinishReason, RequestOutput
+from tinyserve.engine.sampling import SampledToken, SampleRow
+from tinyserve.engine.scheduler import Proposer, Scheduler, Work
+from tinyserve.engine.sequence import Job, Sequence, Status
+from tinyserve.errors import RequestError, TinyServeError
+from tinyserve.kv.manager import KVManager
+
+
+class EngineCore:
+    """Serves requests over one runner and one KV-cache, one step at a time.
+
+    `config.max_model_len` is resolved (None: as long as the KV-cache holds). `eos_token_ids` are
+    all the ids that end an answer. `vocab_size`, where given, bounds the ids a request may name.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        kv: KVManager,
+        config: SchedulerConfig,
+        *,
+        eos_token_ids: tuple[int, ...] = (),
+        vocab_size: int | None = None,
+        proposer: Proposer | None = None,
+    ) -> None:
+        self._runner = runner
+        self._kv = kv
+        self._limits = Limits(config.max_model_len, tuple(eos_token_ids), vocab_size)
+        self._scheduler = Scheduler(config, kv, proposer=proposer)
+        self._jobs: dict[str, Job] = {}
+        self._ready: list[RequestOutput] = []  # outputs that no step has to compute
+        self._next_seq_id = 0
+        self._num_steps = 0
+        self._num_prompt_tokens = 0
+        self._num_generation_tokens = 0
+        self._num_accepted_tokens = 0
+        self._num_corrupted = 0
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Take a request in. Raises RequestError when it is wrong or could never fit."""
+        if request.request_id in self._jobs:
+            raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
+        job = settle(request, self._limits, self._kv)
+        for choice in range(request.params.n):
+            text = request.text() if request.text is not None else None
+            job.sequences.append(Sequence(self._next_seq_id + choice, job, choice, text))
+        self._next_seq_id += request.params.n
+        if job.max_len == len(job.prompt_ids) and not job.wants_prompt_scores:
+            self._ready += [self._end(seq, "length") for seq in job.sequences]
+            return
+        self._jobs[request.request_id] = job
+        self._scheduler.add(job.sequences[0])
+
+    def abort(self, request_id: str) -> bool:
+        """Release a request at once, in whatever state; False if unknown. No output follows."""
+        num_ready = len(self._ready)
+        self._ready = [output for output in self._ready if output.request_id != request_id]
+        job = self._jobs.get(request_id)
+        for seq in job.sequences if job is not None else ():
+            self._release(seq, "abort")
+        return job is not None or len(self._ready) < num_ready
+
+    def has_work(self) -> bool:
+        """Would `step` do or return anything?"""
+        return bool(self._jobs or self._ready)
+
+    def step(self) -> list[RequestOutput]:
+        """Compute one step; returns what it added to the choices that advanced."""
+        outputs, self._ready = self._ready, []
+        if not self._jobs:
+            return outputs
+        step = self._scheduler.schedule()
+        rows, ends = self._rows(step.work)
+        logits = self._runner.run(step.plan)
+        sampled = logits.sample(rows) if rows else []
+        begin = 0
+        for work, end in zip(step.work, ends, strict=True):
+            outputs += self._commit(work, sampled[begin:end])
+            begin = end
+        self._num_steps += 1
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters as plain numbers."""
+        kv, scheduler, counts = self._kv, self._scheduler, self._scheduler.counters
+        return EngineStats(
+            num_waiting=scheduler.num_waiting,
+            num_running=scheduler.num_running,
+            num_swapped=scheduler.num_swapped,
+            num_free_blocks=kv.num_free,
+            num_cached_blocks=kv.num_cached,
+            num_total_blocks=kv.num_blocks,
+            num_free_swap_blocks=kv.arena.num_free,
+            num_total_swap_blocks=kv.arena.num_slots,
+            num_steps=self._num_steps,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_generation_tokens=self._num_generation_tokens,
+            num_scheduled_tokens=counts.scheduled_tokens,
+            num_preemptions_swap=counts.preemptions_swap,
+            num_preemptions_recompute=counts.preemptions_recompute,
+            num_prefix_query_tokens=counts.prefix_query_tokens,
+            num_prefix_hit_tokens=counts.prefix_hit_tokens,
+            num_cow_copies=kv.counters.cow_copies,
+            num_swapped_out_blocks=kv.counters.swapped_out_blocks,
+            num_swapped_in_blocks=kv.counters.swapped_in_blocks,
+            num_draft_tokens=counts.draft_tokens,
+            num_accepted_tokens=self._num_accepted_tokens,
+            num_corrupted=self._num_corrupted,
+        )
+
+    def memory_report(self) -> dict[str, Any]:
+        """The runner's bytes by item, and the block bookkeeping's: {"reserved": ..., "touched":
+        ...}.
+        """
+        num_bytes = self._kv.bookkeeping_bytes()
+        report = dict(self._runner.memory_report())
+        report["kv_bookkeeping"] = {"reserved": num_bytes, "touched": num_bytes}
+        return report
+
+    def _rows(self, work: list[Work]) -> tuple[list[SampleRow], list[int]]:
+        """The rows to draw or score, and for each chunk where its rows end."""
+        rows: list[SampleRow] = []
+        ends: list[int] = []
+        first_row = 0
+        for item in work:
+            if item.chunk.num_logits:
+                add_rows(rows, item, first_row)
+                first_row += item.chunk.num_logits
+            ends.append(len(rows))
+        return rows, ends
+
+    def _commit(self, work: Work, sampled: list[SampledToken]) -> list[RequestOutput]:
+        """Count the chunk as computed and give its draws to their sequences."""
+        seq, job = work.seq, work.seq.job
+        if seq.status is Status.FINISHED:  # failed with another choice in this step
+            return []
+        if any(token.is_nan for token in sampled):
+            return self._fail(job)
+        end = work.chunk.start + len(work.chunk.token_ids) - len(work.drafts)
+        is_complete = end == seq.num_known
+        num_scores = len(scored_positions(work))
+        if num_scores and job.prompt_scores is not None:
+            job.prompt_scores += sampled[:num_scores]
+        if is_complete and job.has_forked:
+            output = self._take(seq, sampled, work.drafts)
+            self._computed(seq, seq.num_known - 1)
+            self._release_if_ended(output, seq)
+            return [output]
+        self._computed(seq, end)
+        return self._first_tokens(job, sampled[num_scores:]) if is_complete else []
+
+    def _first_tokens(self, job: Job, drawn: list[SampledToken]) -> list[RequestOutput]:
+        """The prompt is computed: fork the other choices, and give each its first token."""
+        job.has_forked = True
+        self._num_prompt_tokens += len(job.prompt_ids)
+        first, *others = job.sequences
+        if drawn:
+            for child in others:
+                self._scheduler.fork(first, child)
+            outputs = [self._take(s, [t], []) for s, t in zip(job.sequences, drawn, strict=True)]
+        else:  # max_tokens = 0
+            outputs = [self._end(seq, "length") for seq in job.sequences]
+        outputs[0].prompt_logprobs = job.prompt_scores
+        for seq, output in zip(job.sequences, outputs, strict=True):
+            self._release_if_ended(output, seq)
+        return outputs
+
+    def _take(self, seq: Sequence, drawn: list[SampledToken], drafts: list[int]) -> RequestOutput:
+        """Append drawn tokens while the drafts before them were right, or until one ends it."""
+        output = self._output(seq)
+        logprobs: list[SampledToken] = []
+        for index, token in enumerate(drawn):
+            if index and drafts[index - 1] != drawn[index - 1].token_id:
+                break
+            effect = take_token(seq, token.token_id)
+            output.new_token_ids.append(token.token_id)
+            output.new_text += effect.text
+            logprobs.append(token)
+            if effect.finish_reason is not None:
+                output.finish_reason = effect.finish_reason
+                output.stop_reason = effect.stop_reason
+                break
+        if seq.job.params.logprobs is not None:
+            output.logprobs = logprobs
+        self._num_generation_tokens += len(logprobs)
+        self._num_accepted_tokens += len(logprobs) - 1
+        return output
+
+    def _computed(self, seq: Sequence, num_computed: int) -> None:
+        """The KV of so many tokens is written and verified: full blocks may be shared."""
+        seq.num_computed = num_computed
+        self._kv.publish(seq.table, seq.token_ids, num_computed)
+
+    def _output(self, seq: Sequence) -> RequestOutput:
+        job = seq.job
+        return RequestOutput(
+            job.request.request_id,
+            seq.choice,
+            [],
+            "",
+            len(job.prompt_ids),
+            job.num_cached_tokens,
+        )
+
+    def _end(self, seq: Sequence, reason: FinishReason) -> RequestOutput:
+        """The last output of a choice that ends without another token."""
+        output = self._output(seq)
+        output.finish_reason = reason
+        return output
+
+    def _fail(self, job: Job) -> list[RequestOutput]:
+        """End every choice of a job whose logits are not numbers."""
+        self._num_corrupted += 1
+        error = TinyServeError(
+            f"request {job.request.request_id!r}: the model's logits are not numbers (NaN)"
+        )
+        outputs = []
+        for seq in [seq for seq in job.sequences if seq.status is not Status.FINISHED]:
+            output = self._end(seq, "error")
+            output.error = error
+            outputs.append(output)
+            self._release(seq, "error")
+        return outputs
+
+    def _release_if_ended(self, output: RequestOutput, seq: Sequence) -> None:
+        if output.finish_reason is not None:
+            self._release(seq, output.finish_reason)
+
+    def _release(self, seq: Sequence, reason: FinishReason) -> None:
+        """The one way out of every state: free all that the sequence holds. Idempotent."""
+        if seq.status is Status.FINISHED:
+            return
+        self._scheduler.remove(seq)
+        seq.finish_reason = reason
+        request_id = seq.job.request.request_id
+        if all(other.status is Status.FINISHED for other in seq.job.sequences):
+            self._jobs.pop(request_id, None)

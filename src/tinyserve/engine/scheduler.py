@@ -1,0 +1,323 @@
+"""Which tokens of which sequences the next step computes.
+
+Owns the running and the preempted sequences, the token budget, and every decision to admit or
+preempt. Knows counts and blocks, not models, sampling or text; who is admitted next is the policy's
+word. `schedule` decides, in this order:
+
+    1. who may displace whom (only the priority policy does)
+    2. running sequences one token short of done (decodes), oldest first. Out of blocks: preempt the
+       youngest that this step has not planned. The oldest always advances.
+    3. running prompts, then preempted sequences, oldest first, then new ones, in chunks, while
+       budget, seats and free blocks last
+
+Oldest means first in (priority, arrival, creation). A sequence gets blocks for all its known tokens
+when it is admitted, so a prompt, once begun, never stalls half-way for want of blocks.
+
+Invariants: what a step has planned or readmitted is not preempted by it; new sequences are not
+admitted in a step that ran out of blocks, nor while a preempted one of their priority waits.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from typing import Protocol
+
+from tinyserve.config import SchedulerConfig
+from tinyserve.engine.plan import Chunk, StepPlan
+from tinyserve.engine.policies import Policy, make_policy
+from tinyserve.engine.sequence import Sequence, Status
+from tinyserve.kv.manager import KVManager
+
+MIN_SHARE = 16  # tokens; a chunk smaller than this is not worth a prompt's turn
+
+
+class Proposer(Protocol):
+    """Guesses what comes next. Wrong drafts cost time, never correctness."""
+
+    max_drafts: int
+
+    def propose(self, token_ids: list[int], max_drafts: int) -> list[int]:
+        """Up to `max_drafts` tokens that may follow `token_ids` (not to be kept or changed)."""
+        ...
+
+
+@dataclass(slots=True)
+class Work:
+    """One sequence's chunk, and the drafts that end it."""
+
+    seq: Sequence
+    chunk: Chunk
+    drafts: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What was decided: the plan for the runner, and whose chunks they are, in the same order."""
+
+    plan: StepPlan
+    work: list[Work]
+
+
+@dataclass(slots=True)
+class SchedulerCounters:
+    """What has happened since the start."""
+
+    scheduled_tokens: int = 0
+    preemptions_swap: int = 0
+    preemptions_recompute: int = 0
+    prefix_query_tokens: int = 0
+    prefix_hit_tokens: int = 0
+    draft_tokens: int = 0
+
+
+class Scheduler:
+    """Plans steps over sequences; `add`, `remove`, `fork`, `schedule`."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        kv: KVManager,
+        *,
+        policy: Policy | None = None,
+        proposer: Proposer | None = None,
+    ) -> None:
+        self._config = config
+        self._kv = kv
+        self._policy = policy or make_policy(config.policy, config.max_num_seqs)
+        self._proposer = proposer
+        self._running: list[Sequence] = []  # oldest first
+        self._preempted: list[Sequence] = []  # oldest first: swapped out, or dropped
+        self._watermark = max(1, kv.num_blocks // 100)
+        self._step = 0  # marks what this step has planned or readmitted
+        self._budget = 0  # tokens left in this step
+        self._ran_out = False  # this step has preempted
+        self._work: list[Work] = []
+        self.counters = SchedulerCounters()
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    @property
+    def num_swapped(self) -> int:
+        return sum(1 for seq in self._preempted if seq.status is Status.SWAPPED)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._policy) + len(self._preempted) - self.num_swapped
+
+    def has_work(self) -> bool:
+        return bool(self._running or self._preempted or len(self._policy))
+
+    def add(self, seq: Sequence) -> None:
+        """Let a new sequence wait for its admission."""
+        self._policy.add(seq)
+
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Start `child`, which knows what `parent` has computed, beside it; without a seat it
+        waits.
+        """
+        if self._has_seat() and self._policy.may_fork():
+            child.table = self._kv.fork(parent.table, parent.num_computed)
+            child.num_computed = child.num_charged = parent.num_computed
+            child.was_admitted = True
+            self._policy.admitted(child)
+            self._run(child)
+        else:
+            self._policy.add(child)
+
+    def remove(self, seq: Sequence) -> None:
+        """Forget a sequence in whatever state and free what it holds. Idempotent."""
+        if seq.status is Status.RUNNING:
+            _delete(self._running, seq)
+        elif seq.was_admitted and seq.status is not Status.FINISHED:
+            _delete(self._preempted, seq)
+        else:
+            self._policy.remove(seq)
+        seq.status = Status.FINISHED
+        self._kv.free(seq.table)
+
+    def schedule(self) -> Step:
+        """Decide one step. Raises RuntimeError where there is work but nothing can be planned."""
+        self._step += 1
+        self._budget = self._config.max_num_batched_tokens
+        self._ran_out = False
+        self._work = []
+        self._policy.begin_step(len(self._running) + len(self._preempted))
+        self._displace()
+        self._plan_decodes()
+        self._plan_prompts()
+        swap_out, swap_in, copies = self._kv.take_transfers()
+        chunks = tuple([work.chunk for work in self._work])
+        if not chunks and self.has_work():
+            raise RuntimeError(
+                f"scheduler is stuck: running {self._running}, preempted {self._preempted}, "
+                f"{len(self._policy)} waiting, {self._kv.num_available} blocks available"
+            )
+        return Step(StepPlan(chunks, swap_out, swap_in, copies), self._work)
+
+    def _displace(self) -> None:
+        """Admit those who outrank a running sequence, at the cost of the youngest running ones."""
+        while self._running and (seq := self._next()):
+            youngest = self._running[-1]
+            if youngest.step == self._step or not self._policy.outranks(seq, youngest):
+                return
+            if not self._admit(seq):
+                self._preempt(youngest)
+
+    def _plan_decodes(self) -> None:
+        if not self._running:
+            return
+        reserve = int(self._running[0].num_uncomputed > 1)  # the oldest advances, decode or not
+        for seq in list(self._running):
+            if seq.num_uncomputed != 1 or seq.status is not Status.RUNNING:
+                continue
+            if self._budget <= reserve:
+                return
+            drafts = self._propose(seq, self._budget - reserve - len(self._running))
+            if self._kv.grow(seq.table, seq.num_computed, seq.num_known + len(drafts)):
+                self._plan(seq, seq.num_known, drafts)
+            elif self._make_room(seq):
+                self._plan(seq, seq.num_known, [])
+            else:
+                continue
+            self._budget -= len(self._work[-1].chunk.token_ids)
+
+    def _propose(self, seq: Sequence, max_drafts: int) -> list[int]:
+        """Drafts for a sequence that has begun its output, within all limits."""
+        if self._proposer is None or not seq.output_ids:
+            return []
+        room = min(self._proposer.max_drafts, max_drafts, seq.job.max_len - seq.num_known - 1)
+        return self._proposer.propose(seq.token_ids, room)[:room] if room > 0 else []
+
+    def _make_room(self, seq: Sequence) -> bool:
+        """Preempt until `seq` has room for its known tokens; False when it had to go itself."""
+        while not self._kv.grow(seq.table, seq.num_computed, seq.num_known):
+            victim = next((s for s in reversed(self._running) if s.step != self._step), None)
+            if victim is None:
+                return False
+            self._preempt(victim)
+            if victim is seq:
+                return False
+        return True
+
+    def _plan_prompts(self) -> None:
+        """Share the rest of the budget among prompts, oldest first.
+
+        Each takes at most half of what is left, and what nobody wants goes to the oldest. So a long
+        prompt keeps most of the budget, and a short one behind it gets through in a few steps.
+        """
+        prompts = [seq for seq in self._running if seq.num_uncomputed > 1]
+        shares = []
+        for index, seq in enumerate(prompts):
+            shares.append(self._share(seq, is_first=index == 0))
+        while self._budget > 0 and not self._ran_out and all(shares):
+            newcomer = self._next()
+            if newcomer is None or not self._admit(newcomer):
+                break
+            shares.append(self._share(newcomer, is_first=not prompts))
+            prompts.append(newcomer)
+        for seq, share in zip(prompts, shares, strict=True):
+            if self._config.enable_chunked_prefill:
+                extra = min(seq.num_uncomputed - share, self._budget)
+                self._budget -= extra
+                share += extra
+            if share:
+                self._plan(seq, seq.num_computed + share, [])
+
+    def _share(self, seq: Sequence, *, is_first: bool) -> int:
+        """What a prompt takes of the budget at first; unchunked, all it needs or nothing."""
+        need = seq.num_uncomputed
+        if self._config.enable_chunked_prefill:
+            share = min(need, max(self._budget // 2, MIN_SHARE), self._budget)
+        else:
+            share = need if need <= self._budget or (is_first and self._budget > 0) else 0
+        self._budget -= share
+        return share
+
+    def _next(self) -> Sequence | None:
+        """Who comes in next: a preempted sequence, unless a new one has a higher priority."""
+        new = self._policy.first()
+        if self._preempted and (new is None or self._preempted[0].priority <= new.priority):
+            return self._preempted[0]
+        return new
+
+    def _has_seat(self) -> bool:
+        return len(self._running) < self._config.max_num_seqs
+
+    def _admit(self, seq: Sequence) -> bool:
+        """Give a waiting or preempted sequence a seat and its blocks; False and no change if it
+        can't.
+        """
+        if not self._has_seat():
+            return False
+        wants_scores = seq.job.wants_prompt_scores
+        num_computed = self._kv.open(
+            seq.table,
+            seq.token_ids,
+            read_cache=not wants_scores,
+            keep_free=self._watermark if self._running else 0,
+        )
+        if num_computed is None:
+            return False
+        seq.num_computed = num_computed
+        if seq.was_admitted:
+            _delete(self._preempted, seq)
+        else:
+            self._policy.admitted(seq)
+            seq.num_charged = num_computed  # hits are free
+            if not wants_scores:
+                self.counters.prefix_query_tokens += seq.num_known
+                self.counters.prefix_hit_tokens += num_computed
+            if not seq.output_ids:
+                seq.job.num_cached_tokens = num_computed
+        self._run(seq)
+        seq.step = self._step
+        return True
+
+    def _run(self, seq: Sequence) -> None:
+        seq.was_admitted = True
+        seq.status = Status.RUNNING
+        insort(self._running, seq, key=_order)
+
+    def _preempt(self, seq: Sequence) -> None:
+        """Take seat and blocks from a running sequence; its KV goes to the arena, or is dropped."""
+        self._ran_out = True
+        _delete(self._running, seq)
+        if self._kv.swap_out(seq.table, seq.num_computed):
+            seq.status = Status.SWAPPED
+            self.counters.preemptions_swap += 1
+        else:
+            self._kv.free(seq.table)
+            seq.num_computed = 0
+            seq.status = Status.WAITING
+            self.counters.preemptions_recompute += 1
+        insort(self._preempted, seq, key=_order)
+
+    def _plan(self, seq: Sequence, end: int, drafts: list[int]) -> None:
+        """Plan the sequence's tokens up to `end`, and `drafts` after them; its blocks are there."""
+        start, scores = seq.num_computed, seq.job.prompt_scores
+        token_ids = (*seq.token_ids[start:end], *drafts)
+        if scores is not None and seq.job.wants_prompt_scores:
+            num_logits = max(0, end - len(scores) + 1)  # row p scores prompt token p + 1
+        else:
+            num_logits = 1 + len(drafts) if end == seq.num_known else 0
+        block_ids = seq.table.ids(self._kv.blocks_for(end + len(drafts)))
+        chunk = Chunk(seq.seq_id, start, token_ids, block_ids, num_logits)
+        self._work.append(Work(seq, chunk, drafts))
+        seq.step = self._step
+        self._policy.charge(seq, end)
+        self.counters.scheduled_tokens += len(token_ids)
+        self.counters.draft_tokens += len(drafts)
+
+
+def _order(seq: Sequence) -> tuple[int, float, int]:
+    return seq.order
+
+
+def _delete(sequences: list[Sequence], seq: Sequence) -> None:
+    """Remove `seq` from a list that is sorted by order."""
+    index = bisect_left(sequences, seq.order, key=_order)
+    assert sequences[index] is seq
+    del sequences[index]

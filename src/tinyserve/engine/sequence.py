@@ -1,0 +1,122 @@
+"""One choice of one request: the tokens it knows, and how many of them have their KV computed.
+
+Prefill, chunk, decode and verification are all "let `num_computed` catch up with `num_known`";
+there is no phase. Dumb records: the scheduler moves `status` and `num_computed`, the core appends
+tokens.
+
+    prompt_ids            output_ids
+    |--------------------|------------|                    token_ids, num_known of them
+    |-- KV is in the cache ---|                            num_computed < num_known while unfinished
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from tinyserve.engine.request import EngineRequest, FinishReason, TextOutput
+from tinyserve.engine.sampling import SampledToken, SamplingParams
+from tinyserve.kv.block_table import BlockTable, Namespace
+
+
+class Status(Enum):
+    """Where a sequence is. Finished sequences hold nothing."""
+
+    WAITING = auto()  # holds no KV: new, or dropped to be recomputed
+    RUNNING = auto()  # holds device blocks and a seat
+    SWAPPED = auto()  # holds host slots
+    FINISHED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request after its admission, shared by its choices: everything that was settled once.
+
+    `seed` was drawn if the request had none. `max_len`: known tokens at which a choice ends, from
+    max_tokens and the context. `stop_ids` end a choice; `eos_ids` among them without a stop reason.
+    `min_banned` are masked while a choice is shorter than min_tokens. `prompt_scores` grows as
+    prompt logprobs come; None when they were not asked for.
+    """
+
+    request: EngineRequest
+    prompt_ids: tuple[int, ...]
+    seed: int
+    max_len: int
+    namespace: Namespace
+    eos_ids: frozenset[int]
+    stop_ids: frozenset[int]
+    min_banned: tuple[int, ...]
+    prompt_scores: list[SampledToken | None] | None
+    sequences: list[Sequence] = field(default_factory=list)
+    num_cached_tokens: int = 0
+    has_forked: bool = False  # choices 1 .. n-1 have left choice 0
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def wants_prompt_scores(self) -> bool:
+        """True while prompt tokens lack their logprob; their rows must then be computed, not
+        cached.
+        """
+        return self.prompt_scores is not None and len(self.prompt_scores) < len(self.prompt_ids)
+
+
+class Sequence:
+    """One choice. `order` sorts by (priority, arrival, creation): first is "oldest" everywhere."""
+
+    __slots__ = (
+        "choice",
+        "finish_reason",
+        "job",
+        "num_charged",
+        "num_computed",
+        "order",
+        "output_ids",
+        "seq_id",
+        "status",
+        "step",
+        "table",
+        "text",
+        "token_ids",
+        "was_admitted",
+    )
+
+    def __init__(self, seq_id: int, job: Job, choice: int, text: TextOutput | None) -> None:
+        self.seq_id = seq_id
+        self.job = job
+        self.choice = choice
+        self.text = text
+        self.order = (job.request.priority, job.request.arrival, seq_id)
+        self.token_ids = list(job.prompt_ids)
+        self.output_ids: list[int] = []
+        self.num_computed = 0
+        self.table = BlockTable(job.namespace)
+        self.status = Status.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.was_admitted = False
+        self.step = -1  # the latest step that planned or readmitted it, and so may not preempt it
+        self.num_charged = 0  # tokens the fair policy has counted; recomputing them is free
+
+    @property
+    def priority(self) -> int:
+        return self.job.request.priority
+
+    @property
+    def num_known(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_uncomputed(self) -> int:
+        return len(self.token_ids) - self.num_computed
+
+    def append(self, token_id: int) -> None:
+        self.token_ids.append(token_id)
+        self.output_ids.append(token_id)
+
+    def __repr__(self) -> str:
+        return (
+            f"<Sequence {self.seq_id} {self.status.name.lower()} "
+            f"{self.num_computed}/{self.num_known} of {self.job.request.request_id!r}>"
+        )

@@ -1,0 +1,55 @@
+"""A sequence's share of the KV-cache: a dumb record that only `KVManager` changes.
+
+    positions   0 .. B-1   B .. 2B-1   2B .. 3B-1   3B ...
+    blocks     [   7     ,    2      ,    9       ,   4  ]       B = block_size
+                `------ num_published = 2 ----'
+
+The first `num_published` blocks are in the prefix cache (and so are full, verified, and never
+written again). A table holds device blocks, or host slots after a swap-out, or neither; never both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+Namespace = tuple[tuple[str, str], ...]  # (kind, value) pairs; see prefix_cache.cache_namespace
+
+
+class BlockTable:
+    """Ordered blocks of one sequence. Compared by identity."""
+
+    __slots__ = (
+        "_ids",
+        "blocks",
+        "host_slots",
+        "keys",
+        "namespace",
+        "num_published",
+        "num_saved",
+        "publishing",
+    )
+
+    def __init__(self, namespace: Namespace = ()) -> None:
+        self.namespace = namespace
+        self.blocks: list[int] = []
+        self.host_slots: list[int] = []  # where a swap-out put blocks 0, 1, ...
+        self.num_saved = 0  # tokens whose KV is in `host_slots`
+        self.keys: list[
+            Hashable
+        ] = []  # chained hashes of the full blocks, as far as they were needed
+        self.num_published = 0
+        self.publishing = (
+            True  # False after a hash collision: what follows has no parent in the cache
+        )
+        self._ids: tuple[int, ...] | None = None
+
+    def ids(self, num_blocks: int) -> tuple[int, ...]:
+        """The first `num_blocks` block ids, cached between changes."""
+        ids = self._ids
+        if ids is None:
+            ids = self._ids = tuple(self.blocks)
+        return ids if len(ids) == num_blocks else ids[:num_blocks]
+
+    def changed(self) -> None:
+        """Forget the cached ids; called after each change of `blocks`."""
+        self._ids = None
