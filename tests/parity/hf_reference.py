@@ -40,10 +40,19 @@ class Reference:
 
     def greedy(self, token_ids: list[int], count: int) -> list[int]:
         """`count` most likely tokens one after the other, EOS or not."""
-        ids = list(token_ids)
-        for _ in range(count):
-            ids.append(int(self.logits(ids)[-1].argmax()))
-        return ids[len(token_ids) :]
+        import torch
+        import transformers
+
+        plain = transformers.GenerationConfig(
+            do_sample=False, max_new_tokens=count, eos_token_id=None, pad_token_id=0
+        )
+        self.model.generation_config = plain  # none of the model's own settings
+        ids = torch.tensor([token_ids])
+        with quiet():
+            output = self.model.generate(ids, attention_mask=torch.ones_like(ids))
+        chosen: list[int] = output[0, len(token_ids) :].tolist()
+        assert len(chosen) == count
+        return chosen
 
 
 class quiet(warnings.catch_warnings):
