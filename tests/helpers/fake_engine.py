@@ -1,9 +1,9 @@
 """An engine over a fake model that computes nothing but would notice every mistake of bookkeeping.
 
-The fake's KV-cache holds a (position, token) pair per physical slot; swaps and copies are carried out
-literally. Its next token is a hash of all earlier tokens *as read back from those slots*, so a wrong
-block table, a missed copy, a stale swap or a wrong prefix hit changes the output, and usually fails
-an assertion first.
+The fake's KV-cache holds a (position, token) pair per physical slot; swaps and copies are carried
+out literally. Its next token is a hash of all earlier tokens *as read back from those slots*, so a
+wrong block table, a missed copy, a stale swap or a wrong prefix hit changes the output, and usually
+fails an assertion first.
 """
 
 from __future__ import annotations
@@ -64,7 +64,8 @@ class FakeRunner:
         return {"weights": {"reserved": 0, "touched": 0}}
 
     def _compute(self, chunk: Chunk) -> list[tuple[int, ...]]:
-        """Write the chunk's tokens, then read everything back: the context of each row with logits."""
+        """Write the chunk's tokens, then read everything back: the context of each row with logits.
+        """
         size, end = self.block_size, chunk.start + len(chunk.token_ids)
         assert len(chunk.block_ids) == -(-end // size), "block_ids cover the chunk and no more"
         for position, token in enumerate(chunk.token_ids, chunk.start):
@@ -128,7 +129,8 @@ class FakeLogits:
 
 
 class FakeText:
-    """Text output whose token 7 reads "<7>"; holds back nothing, so a stop must be a token's end."""
+    """Text output whose token 7 reads "<7>"; holds back nothing, so a stop must be a token's end.
+    """
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self.stops = stops

@@ -150,20 +150,23 @@ class EngineCore:
         seq, job = work.seq, work.seq.job
         if seq.status is Status.FINISHED:  # failed with another choice in this step
             return []
-        if any(token.is_nan for token in sampled):
-            return self._fail(job)
+        for token in sampled:
+            if token.is_nan:
+                return self._fail(job)
         end = work.chunk.start + len(work.chunk.token_ids) - len(work.drafts)
-        is_complete = end == seq.num_known
-        num_scores = len(scored_positions(work))
-        if num_scores and job.prompt_scores is not None:
-            job.prompt_scores += sampled[:num_scores]
+        is_complete = end == len(seq.token_ids)
         if is_complete and job.has_forked:
             output = self._take(seq, sampled, work.drafts)
-            self._computed(seq, seq.num_known - 1)
-            self._release_if_ended(output, seq)
+            self._computed(seq, len(seq.token_ids) - 1)
+            if output.finish_reason is not None:
+                self._release(seq, output.finish_reason)
             return [output]
+        if job.prompt_scores is not None:
+            num_scores = len(scored_positions(work))
+            job.prompt_scores += sampled[:num_scores]
+            sampled = sampled[num_scores:]
         self._computed(seq, end)
-        return self._first_tokens(job, sampled[num_scores:]) if is_complete else []
+        return self._first_tokens(job, sampled) if is_complete else []
 
     def _first_tokens(self, job: Job, drawn: list[SampledToken]) -> list[RequestOutput]:
         """The prompt is computed: fork the other choices, and give each its first token."""
@@ -178,7 +181,8 @@ class EngineCore:
             outputs = [self._end(seq, "length") for seq in job.sequences]
         outputs[0].prompt_logprobs = job.prompt_scores
         for seq, output in zip(job.sequences, outputs, strict=True):
-            self._release_if_ended(output, seq)
+            if output.finish_reason is not None:
+                self._release(seq, output.finish_reason)
         return outputs
 
     def _take(self, seq: Sequence, drawn: list[SampledToken], drafts: list[int]) -> RequestOutput:
@@ -237,10 +241,6 @@ class EngineCore:
             outputs.append(output)
             self._release(seq, "error")
         return outputs
-
-    def _release_if_ended(self, output: RequestOutput, seq: Sequence) -> None:
-        if output.finish_reason is not None:
-            self._release(seq, output.finish_reason)
 
     def _release(self, seq: Sequence, reason: FinishReason) -> None:
         """The one way out of every state: free all that the sequence holds. Idempotent."""

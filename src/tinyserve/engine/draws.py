@@ -8,7 +8,7 @@ choice, one code path for one token a step or several.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tinyserve.engine.request import FinishReason
 from tinyserve.engine.sampling import SampleRow
@@ -22,20 +22,23 @@ def add_rows(rows: list[SampleRow], work: Work, first_row: int) -> None:
     `first_row` is where the chunk's logits begin among the step's. A prompt that is complete draws
     the first token of every choice from its one last row.
     """
-    chunk, seq, job = work.chunk, work.seq, work.seq.job
+    chunk, seq = work.chunk, work.seq
+    job = seq.job
     end = chunk.start + len(chunk.token_ids)
     to_row = first_row + chunk.num_logits - end  # position + to_row is the row after that position
-    for position in scored_positions(work):
-        rows.append(_score_row(job, position, position + to_row))
-    if end - len(work.drafts) < seq.num_known or job.max_len == len(job.prompt_ids):
+    if job.prompt_scores is not None:
+        for position in scored_positions(work):
+            rows.append(_score_row(job, position, position + to_row))
+    if end - len(work.drafts) < len(seq.token_ids) or job.max_len == len(job.prompt_ids):
         return
     if not job.has_forked:
         for choice in job.sequences:
             rows.append(_draw_row(choice, [], end - 1 + to_row))
         return
-    for num_drafts in range(len(work.drafts) + 1):
-        row = end - 1 - len(work.drafts) + num_drafts + to_row
-        rows.append(_draw_row(seq, work.drafts[:num_drafts], row))
+    first_row = end - 1 - len(work.drafts) + to_row
+    rows.append(_draw_row(seq, [], first_row))
+    for count in range(1, len(work.drafts) + 1):  # as if the drafts before it were right
+        rows.append(_draw_row(seq, work.drafts[:count], first_row + count))
 
 
 def scored_positions(work: Work) -> range:
@@ -63,17 +66,18 @@ def _score_row(job: Job, position: int, row: int) -> SampleRow:
 
 def _draw_row(seq: Sequence, drafts: list[int], row: int) -> SampleRow:
     job = seq.job
+    params = job.request.params
     output_ids = [*seq.output_ids, *drafts] if drafts else seq.output_ids
     return SampleRow(
         row=row,
-        params=job.params,
+        params=params,
         seed=job.seed,
         choice=seq.choice,
-        position=seq.num_known + len(drafts),
+        position=len(seq.token_ids) + len(drafts),
         prompt_ids=job.prompt_ids,
         output_ids=output_ids,
-        banned_ids=_banned_ids(job, output_ids),
-        num_logprobs=job.params.logprobs,
+        banned_ids=_banned_ids(job, output_ids) if job.has_bans else (),
+        num_logprobs=params.logprobs,
     )
 
 
@@ -87,8 +91,7 @@ def _banned_ids(job: Job, output_ids: list[int]) -> tuple[int, ...]:
     return banned
 
 
-@dataclass(frozen=True, slots=True)
-class Effect:
+class Effect(NamedTuple):
     """What taking one token did: the text that became visible, and whether the choice ends."""
 
     text: str
@@ -116,6 +119,6 @@ def take_token(seq: Sequence, token_id: int) -> Effect:
         shown = text.push(token_id, len(seq.output_ids) > job.params.min_tokens)
         if text.stop_hit is not None:
             return Effect(shown, "stop", text.stop_hit)
-    if seq.num_known >= job.max_len:
+    if len(seq.token_ids) >= job.max_len:
         return Effect(shown + (text.flush() if text is not None else ""), "length")
     return Effect(shown)

@@ -148,6 +148,7 @@ class Scheduler:
         self._displace()
         self._plan_decodes()
         self._plan_prompts()
+        self.counters.scheduled_tokens += self._config.max_num_batched_tokens - self._budget
         swap_out, swap_in, copies = self._kv.take_transfers()
         chunks = tuple([work.chunk for work in self._work])
         if not chunks and self.has_work():
@@ -170,25 +171,27 @@ class Scheduler:
         if not self._running:
             return
         reserve = int(self._running[0].num_uncomputed > 1)  # the oldest advances, decode or not
-        for seq in list(self._running):
-            if seq.num_uncomputed != 1 or seq.status is not Status.RUNNING:
+        for seq in tuple(self._running):  # preemption changes the list
+            start, end = seq.num_computed, len(seq.token_ids)
+            if end - start != 1 or seq.status is not Status.RUNNING:
                 continue
             if self._budget <= reserve:
                 return
-            drafts = self._propose(seq, self._budget - reserve - len(self._running))
-            if self._kv.grow(seq.table, seq.num_computed, seq.num_known + len(drafts)):
-                self._plan(seq, seq.num_known, drafts)
-            elif self._make_room(seq):
-                self._plan(seq, seq.num_known, [])
-            else:
-                continue
-            self._budget -= len(self._work[-1].chunk.token_ids)
+            drafts = self._propose(seq) if self._proposer is not None else []
+            if not self._kv.grow(seq.table, start, end + len(drafts)):
+                drafts = []
+                if not self._make_room(seq):
+                    continue
+            self._plan(seq, end, drafts)
+            self._budget -= 1 + len(drafts)
+            self.counters.draft_tokens += len(drafts)
 
-    def _propose(self, seq: Sequence, max_drafts: int) -> list[int]:
+    def _propose(self, seq: Sequence) -> list[int]:
         """Drafts for a sequence that has begun its output, within all limits."""
         if self._proposer is None or not seq.output_ids:
             return []
-        room = min(self._proposer.max_drafts, max_drafts, seq.job.max_len - seq.num_known - 1)
+        spare = self._budget - len(self._running) - 1  # the other decodes and the oldest come first
+        room = min(self._proposer.max_drafts, spare, seq.job.max_len - seq.num_known - 1)
         return self._proposer.propose(seq.token_ids, room)[:room] if room > 0 else []
 
     def _make_room(self, seq: Sequence) -> bool:
@@ -302,14 +305,12 @@ class Scheduler:
         if scores is not None and seq.job.wants_prompt_scores:
             num_logits = max(0, end - len(scores) + 1)  # row p scores prompt token p + 1
         else:
-            num_logits = 1 + len(drafts) if end == seq.num_known else 0
-        block_ids = seq.table.ids(self._kv.blocks_for(end + len(drafts)))
+            num_logits = 1 + len(drafts) if end == len(seq.token_ids) else 0
+        block_ids = seq.table.ids(self._kv.blocks_for(start + len(token_ids)))
         chunk = Chunk(seq.seq_id, start, token_ids, block_ids, num_logits)
         self._work.append(Work(seq, chunk, drafts))
         seq.step = self._step
         self._policy.charge(seq, end)
-        self.counters.scheduled_tokens += len(token_ids)
-        self.counters.draft_tokens += len(drafts)
 
 
 def _order(seq: Sequence) -> tuple[int, float, int]:

@@ -52,6 +52,10 @@ class Job:
     has_forked: bool = False  # choices 1 .. n-1 have left choice 0
 
     @property
+    def has_bans(self) -> bool:
+        return bool(self.min_banned or self.request.bad_words_ids)
+
+    @property
     def params(self) -> SamplingParams:
         return self.request.params
 

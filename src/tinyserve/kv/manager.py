@@ -124,10 +124,12 @@ class KVManager:
         are short.
         """
         blocks = table.blocks
-        first, last = start // self.block_size, self.blocks_for(end)
-        num_refs = self._allocator.num_refs
-        shared = [i for i in range(first, min(last, len(blocks))) if num_refs(blocks[i]) > 1]
+        first, last = start // self.block_size, (end - 1) // self.block_size + 1
         num_new = last - len(blocks)
+        num_refs = self._allocator.num_refs
+        if num_new <= 0 and last == first + 1 and num_refs(blocks[first]) == 1:
+            return True  # nearly every decode
+        shared = [i for i in range(first, min(last, len(blocks))) if num_refs(blocks[i]) > 1]
         if num_new <= 0 and not shared:
             return True
         if max(num_new, 0) + len(shared) > self.num_available:
