@@ -55,13 +55,18 @@ inline double log_sum_exp(const float* x, int n, float top) {
   return std::log(total);
 }
 
-inline bool has_nan(const float* x, int n) {
-  vf poison = zero();
-  int i = 0;
-  for (; i + LANES <= n; i += LANES) poison = fma(load(x + i), zero(), poison);
-  float rest = sum_lanes(poison);
-  for (; i < n; ++i) rest += x[i] * 0.0f;
-  return rest != rest;  // an infinity counts as well: 0 * inf is NaN
+// A NaN anywhere, or an infinite maximum. (-inf is a legitimate logit: a masked token.)
+inline bool is_broken(const float* x, int n) {
+  const vf lowest = set1(-INFINITY), one = set1(1.0f);
+  vf sound = zero(), top = lowest;
+  int i = 0, count = 0;
+  for (; i + LANES <= n; i += LANES) {
+    const vf v = load(x + i);
+    sound = add(sound, keep_where_ge(v, lowest, one));
+    top = max(v, top);
+  }
+  for (count = static_cast<int>(sum_lanes(sound)); i < n; ++i) count += x[i] >= -INFINITY && x[i] < INFINITY;
+  return count != n || max_lanes(top) == INFINITY;
 }
 
 // Masks, bias and penalties, in place.
@@ -206,7 +211,7 @@ inline void report(const float* logits, int vocab, const SampleArgs& a, int32_t*
 
 void sample_row(const float* logits, int vocab, const SampleArgs& a, float* work, int32_t* order, SampleResult* result,
                 int32_t* top_ids, float* top_logprobs) {
-  *result = {a.target >= 0 ? a.target : 0, 0, has_nan(logits, vocab), 0.0f};
+  *result = {a.target >= 0 ? a.target : 0, 0, is_broken(logits, vocab), 0.0f};
   if (result->is_nan) return;
   if (a.target < 0) {
     const bool plain = !a.mask && !a.num_allowed && !a.num_banned && !a.num_bias && a.repetition == 1.0f &&

@@ -1,0 +1,62 @@
+"""From `SampleRow`, the engine's view of a draw, to `Draw`, the kernels': names to numbers, lists to arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tinyserve.engine.sampling import SampledToken, SampleRow, SamplingParams
+from tinyserve.kernels.ops import I32, Draw, Drawn
+
+
+def draw_of(row: SampleRow, logits_row: int) -> Draw:
+    """The kernel's arguments for one row; `logits_row` indexes the logits handed to the kernel."""
+    p = row.params
+    draw = Draw(logits_row, row.seed, row.choice, row.position)
+    if row.num_logprobs is not None:
+        draw.num_logprobs = row.num_logprobs
+    if row.target is not None:
+        draw.target = row.target
+        return draw
+    if not p.is_greedy:
+        draw.temperature, draw.top_p, draw.top_k, draw.min_p = (
+            p.temperature,
+            p.top_p,
+            p.top_k,
+            p.min_p,
+        )
+    if row.banned_ids:
+        draw.banned_ids = _ids(row.banned_ids)
+    draw.mask = row.mask
+    if p.allowed_token_ids is not None:
+        draw.allowed_ids = _ids(p.allowed_token_ids)
+    if p.logit_bias:
+        draw.bias_ids = _ids(list(p.logit_bias))
+        draw.bias_values = np.array(list(p.logit_bias.values()), np.float32)
+    _add_penalties(draw, p, row)
+    return draw
+
+
+def sampled_of(drawn: Drawn) -> SampledToken:
+    """The kernel's result as the engine reads it."""
+    if drawn.failure:
+        return SampledToken(drawn.token_id, is_nan=True)
+    if drawn.rank == 0:
+        return SampledToken(drawn.token_id)
+    top = list(zip(drawn.top_ids, drawn.top_logprobs, strict=True))
+    return SampledToken(drawn.token_id, drawn.logprob, drawn.rank, top)
+
+
+def _add_penalties(draw: Draw, p: SamplingParams, row: SampleRow) -> None:
+    if p.presence_penalty == 0 and p.frequency_penalty == 0 and p.repetition_penalty == 1:
+        return
+    draw.presence, draw.frequency = p.presence_penalty, p.frequency_penalty
+    draw.repetition = p.repetition_penalty
+    draw.output_ids = _ids(row.output_ids)
+    if p.repetition_penalty != 1:
+        draw.prompt_ids = _ids(row.prompt_ids)
+
+
+def _ids(ids: Sequence[int]) -> I32:
+    return np.array(ids, np.int32)

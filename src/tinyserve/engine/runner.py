@@ -1,0 +1,217 @@
+"""`ModelRunner`: executes step plans on a model. Owns the weights, the physical KV-cache and the compiled forward pass.
+
+Knows nothing of requests or policies: a plan's ids and ints are all it is told.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tinyserve.config import CacheConfig, ModelOptions, SchedulerConfig
+from tinyserve.engine.draw_rows import draw_of, sampled_of
+from tinyserve.engine.plan import Chunk, StepPlan
+from tinyserve.engine.sampling import SampledToken, SampleRow
+from tinyserve.kernels.formats import F32
+from tinyserve.kernels.ops import I32, Backend, Batch, Compiled, KVLayout
+from tinyserve.kernels.select import choose_backend, make_backend
+from tinyserve.kv.pool import KVPool
+from tinyserve.models.checkpoint import Checkpoint, Progress
+from tinyserve.models.decoder import Decoder
+from tinyserve.models.weights import load_decoder, weight_dtypes
+
+logger = logging.getLogger("tinyserve")
+
+HEAD_ROWS = 64  # logits are computed so many rows at a time
+
+
+class ModelRunner:
+    """Runs plans of up to `max_tokens` rows; a larger step makes it compile anew for that size."""
+
+    def __init__(self, decoder: Decoder, pool: KVPool, backend: Backend, max_tokens: int) -> None:
+        self.decoder = decoder
+        self.pool = pool
+        self.backend = backend
+        self.max_tokens = 0
+        self.known_vocab = decoder.config.vocab_size  # ids from here on are never drawn
+        self._body: Compiled
+        self._head: Compiled
+        self._most_rows = 0
+        self._most_logits = 0
+        self._blocks: dict[int, tuple[tuple[int, ...], I32]] = {}
+        self._compile(max_tokens)
+
+    @classmethod
+    def create(
+        cls,
+        checkpoint: Checkpoint,
+        options: ModelOptions,
+        cache: CacheConfig,
+        scheduler: SchedulerConfig,
+        backend: Backend | None = None,
+        progress: Progress | None = None,
+    ) -> ModelRunner:
+        """Load the weights and reserve the cache. `cache.num_blocks` must be resolved."""
+        config = checkpoint.config
+        backend = backend or make_backend(choose_backend(options.threads))
+        assert cache.num_blocks is not None
+        layout = KVLayout(
+            num_blocks=cache.num_blocks,
+            block_size=cache.block_size,
+            num_layers=config.num_layers,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            dtype=resolve_kv_dtype(checkpoint, options),
+        )
+        limit = scheduler.max_model_len or config.max_position_embeddings
+        decoder = load_decoder(checkpoint, backend, options, limit, progress)
+        pool = KVPool(layout, cache.num_swap_blocks)
+        return cls(decoder, pool, backend, min(scheduler.max_num_batched_tokens, 4096))
+
+    def run(self, plan: StepPlan) -> StepLogits:
+        """Swap, copy, then one forward pass over the plan's chunks."""
+        self.pool.swap_out(plan.swap_out)
+        self.pool.swap_in(plan.swap_in)
+        self.pool.copy_blocks(plan.copies)
+        if not plan.chunks:
+            return StepLogits(self, None)
+        if plan.num_tokens > self.max_tokens:
+            self._compile(1 << (plan.num_tokens - 1).bit_length())
+        batch = self._batch(plan.chunks)
+        self._body.run(batch)
+        self._most_rows = max(self._most_rows, plan.num_tokens)
+        return StepLogits(self, batch)
+
+    def head(self, batch: Batch, rows: I32) -> F32:
+        """Logits of at most HEAD_ROWS token rows of the last step; a view, valid until the next call."""
+        self._most_logits = max(self._most_logits, len(rows))
+        return self._head.run(
+            Batch(
+                *(batch.token_ids, batch.positions, batch.slots),
+                *(batch.seq_starts, batch.block_ids, batch.block_starts),
+                logit_rows=rows,
+            )
+        )
+
+    def memory_report(self) -> dict[str, Any]:
+        """Bytes by item, reserved and touched."""
+        rope = self.decoder.layers[0].attention
+        weights = self.decoder.nbytes
+        tables = rope.cos.nbytes + rope.sin.nbytes
+        body, head = self._body.nbytes, self._head.nbytes
+        touched = body * self._most_rows // self.max_tokens + head * self._most_logits // HEAD_ROWS
+        return {
+            "weights": {"reserved": weights, "touched": weights},
+            **self.pool.memory_report(),
+            "activations": {"reserved": body + head, "touched": touched},
+            "rotary_tables": {"reserved": tables, "touched": tables},
+        }
+
+    def _compile(self, max_tokens: int) -> None:
+        if self.max_tokens:
+            logger.info("steps of %d tokens: compiling the forward pass anew", max_tokens)
+        self.max_tokens = max_tokens
+        compile_ = self.backend.compile
+        self._body = compile_(self.decoder.hidden, self.pool, max_rows=max_tokens)
+        self._head = compile_(
+            lambda ops: self.decoder.logits(ops, self._body.output),
+            self.pool,
+            max_rows=HEAD_ROWS,
+            logits=True,
+        )
+
+    def _batch(self, chunks: Sequence[Chunk]) -> Batch:
+        size = self.pool.layout.block_size
+        tokens: list[int] = []
+        positions: list[Any] = []
+        slots: list[Any] = []
+        tables: list[I32] = []
+        seq_starts, block_starts, logit_rows = [0], [0], []
+        for chunk in chunks:
+            table = self._table(chunk)
+            end = chunk.start + len(chunk.token_ids)
+            tokens.extend(chunk.token_ids)
+            where = np.arange(chunk.start, end, dtype=np.int32)
+            positions.append(where)
+            slots.append(table[where // size] * size + where % size)
+            tables.append(table)
+            seq_starts.append(len(tokens))
+            block_starts.append(block_starts[-1] + len(table))
+            logit_rows.extend(range(len(tokens) - chunk.num_logits, len(tokens)))
+        return Batch(
+            token_ids=np.array(tokens, np.int32),
+            positions=np.concatenate(positions),
+            slots=np.concatenate(slots),
+            seq_starts=np.array(seq_starts, np.int32),
+            block_ids=np.concatenate(tables),
+            block_starts=np.array(block_starts, np.int32),
+            logit_rows=np.array(logit_rows, np.int32),
+        )
+
+    def _table(self, chunk: Chunk) -> I32:
+        """The chunk's blocks as an array; kept while the scheduler hands out the same tuple."""
+        known = self._blocks.get(chunk.seq_id)
+        if known is not None and known[0] is chunk.block_ids:
+            return known[1]
+        if len(self._blocks) > 4096:
+            self._blocks.clear()
+        table = np.array(chunk.block_ids, np.int32)
+        self.pool.note_use(chunk.block_ids)
+        self._blocks[chunk.seq_id] = (chunk.block_ids, table)
+        return table
+
+
+class StepLogits:
+    """The logits of one step, computed when they are asked for, HEAD_ROWS rows at a time."""
+
+    def __init__(self, runner: ModelRunner, batch: Batch | None) -> None:
+        self._runner = runner
+        self._batch = batch
+
+    def array(self) -> F32:
+        """All rows at once, [rows, vocab], as a copy."""
+        vocab = self._runner.decoder.config.vocab_size
+        if self._batch is None or not len(self._batch.logit_rows):
+            return np.zeros((0, vocab), np.float32)
+        rows = self._batch.logit_rows
+        tiles = range(0, len(rows), HEAD_ROWS)
+        return np.concatenate(
+            [self._runner.head(self._batch, rows[i : i + HEAD_ROWS]).copy() for i in tiles]
+        )
+
+    def sample(self, rows: list[SampleRow]) -> list[SampledToken]:
+        """Draw or score one token a row. Several rows may read the same logits row."""
+        sampled: list[SampledToken | None] = [None] * len(rows)
+        order = sorted(range(len(rows)), key=lambda i: rows[i].row)
+        begin = 0
+        while begin < len(order):
+            first = rows[order[begin]].row
+            end = begin
+            while end < len(order) and rows[order[end]].row < first + HEAD_ROWS:
+                end += 1
+            indices = order[begin:end]
+            last = rows[indices[-1]].row
+            drawn = self._draw([rows[i] for i in indices], first, last + 1)
+            for i, token in zip(indices, drawn, strict=True):
+                sampled[i] = token
+            begin = end
+        return [token for token in sampled if token is not None]
+
+    def _draw(self, rows: list[SampleRow], first: int, stop: int) -> list[SampledToken]:
+        assert self._batch is not None
+        runner = self._runner
+        logits = runner.head(self._batch, self._batch.logit_rows[first:stop])
+        if runner.known_vocab < logits.shape[1]:
+            logits[:, runner.known_vocab :] = -np.inf
+        draws = [draw_of(row, row.row - first) for row in rows]
+        return [sampled_of(drawn) for drawn in runner.backend.sample(logits, draws)]
+
+
+def resolve_kv_dtype(checkpoint: Checkpoint, options: ModelOptions) -> str:
+    """`kv_cache_dtype`, automatic being f32 with f32 weights and f16 otherwise."""
+    if options.kv_cache_dtype != "auto":
+        return options.kv_cache_dtype
+    return "f32" if weight_dtypes(checkpoint, options) == "f32" else "f16"

@@ -1,0 +1,98 @@
+"""The forward pass: one decoder for Llama, Qwen2, Qwen3, Mistral, SmolLM2 and their kin, told apart by `ModelConfig`.
+
+Pre-norm transformer blocks with rotary grouped-query attention and a SwiGLU feed-forward, as in Llama (Touvron et al.
+2023). Owns the order of operations; knows neither what an operation does nor how weights are packed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tinyserve.kernels.formats import F32
+from tinyserve.kernels.ops import Array, AttentionSpec, Linear, Ops
+from tinyserve.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One block's prepared weights."""
+
+    input_norm: F32
+    qkv: Linear
+    attention: AttentionSpec
+    o: Linear
+    post_norm: F32
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A model's prepared weights, and the two halves of its forward pass."""
+
+    config: ModelConfig
+    embedding: Linear
+    layers: tuple[Layer, ...]
+    norm: F32
+    head: Linear  # the embedding itself where they are tied
+
+    def hidden(self, ops: Ops) -> Array:
+        """The batch's tokens through every block: [T, hidden], before the last norm."""
+        eps = self.config.rms_norm_eps
+        x = ops.embed(self.embedding)
+        for layer in self.layers:
+            h = ops.rms_norm(x, layer.input_norm, eps)
+            qkv = ops.linear(h, layer.qkv)
+            ops.rope_and_cache(qkv, layer.attention)
+            a = ops.paged_attention(qkv, layer.attention)
+            x = ops.linear(a, layer.o, residual=x)
+            h = ops.rms_norm(x, layer.post_norm, eps)
+            m = ops.linear(h, layer.gate_up)
+            x = ops.linear(m, layer.down, residual=x)
+        return x
+
+    def logits(self, ops: Ops, x: Array) -> Array:
+        """The logits of the batch's logit rows of x: [R, vocab]."""
+        h = ops.gather_rows(x)
+        h = ops.rms_norm(h, self.norm, self.config.rms_norm_eps)
+        return ops.linear(h, self.head)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the prepared weights, a tied head counted once."""
+        matrices = [self.embedding] if self.head is self.embedding else [self.embedding, self.head]
+        for layer in self.layers:
+            matrices += [layer.qkv, layer.o, layer.gate_up, layer.down]
+        return sum(matrix.nbytes for matrix in matrices)
+
+
+def _named(architecture: str) -> Callable[[type[Decoder]], type[Decoder]]:
+    def register(cls: type[Decoder]) -> type[Decoder]:
+        ARCHITECTURES[architecture] = cls
+        return cls
+
+    return register
+
+
+ARCHITECTURES: dict[str, type[Decoder]] = {}
+
+
+@_named("LlamaForCausalLM")
+class LlamaForCausalLM(Decoder):
+    """Llama 2 and 3, SmolLM2, TinyLlama and kin."""
+
+
+@_named("MistralForCausalLM")
+class MistralForCausalLM(Decoder):
+    """Llama with an optional sliding window."""
+
+
+@_named("Qwen2ForCausalLM")
+class Qwen2ForCausalLM(Decoder):
+    """Biases on queries, keys and values."""
+
+
+@_named("Qwen3ForCausalLM")
+class Qwen3ForCausalLM(Decoder):
+    """RMS norms on each head of queries and keys."""

@@ -1,0 +1,187 @@
+"""From a checkpoint's tensors to a `Decoder` of prepared weights.
+
+Owns which matrices are joined (q, k, v; gate and up), the conversions that `dtype` and `quantization` ask for, and the
+cache of packed models on disk that makes the next start fast.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tinyserve.config import ModelOptions
+from tinyserve.kernels.formats import (
+    F32,
+    FloatWeight,
+    Weight,
+    quantize_int4,
+    quantize_int8,
+    to_bf16,
+)
+from tinyserve.kernels.ops import AttentionSpec, Backend, Linear
+from tinyserve.models.checkpoint import Checkpoint, Progress
+from tinyserve.models.config import ModelConfig
+from tinyserve.models.decoder import ARCHITECTURES, Decoder, Layer
+from tinyserve.models.layout import EMBEDDING, LM_HEAD
+from tinyserve.models.packed_cache import PackedCache
+from tinyserve.models.rope import rope_table
+
+logger = logging.getLogger("tinyserve")
+
+QUANTIZED_GROUP = 32
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `model.dtype` and `model.quantization` make of each matrix.
+
+    dtype auto keeps the checkpoint's types; any other dtype widens quantized matrices and converts them all.
+    quantization int8 or int4 then quantizes what is float; int4 keeps the embedding and the head in int8, which
+    small models need. Matrices whose rows do not divide into groups of 32 stay float.
+    """
+
+    dtype: str
+    quantization: str | None
+
+    def __call__(self, name: str, weight: Weight) -> Weight:
+        if self.dtype != "auto":
+            weight = _to_float(weight, self.dtype)
+        if self.quantization is None or not isinstance(weight, FloatWeight):
+            return weight
+        if weight.shape[1] % QUANTIZED_GROUP:
+            return weight
+        if self.quantization == "int8" or name in (EMBEDDING, LM_HEAD):
+            return quantize_int8(weight.dequantize(), QUANTIZED_GROUP)
+        return quantize_int4(weight.dequantize())
+
+
+def load_decoder(
+    checkpoint: Checkpoint,
+    backend: Backend,
+    options: ModelOptions,
+    max_positions: int,
+    progress: Progress | None = None,
+) -> Decoder:
+    """Prepare every weight of the model for `backend`; rotary tables cover `max_positions`.
+
+    Raises ModelLoadError naming the tensor that is missing or unsupported.
+    """
+    cache = PackedCache.for_model(checkpoint, backend, options)
+    return _Loader(checkpoint, backend, options, cache, progress).decoder(max_positions)
+
+
+class _Loader:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        backend: Backend,
+        options: ModelOptions,
+        cache: PackedCache,
+        progress: Progress | None,
+    ) -> None:
+        self.config: ModelConfig = checkpoint.config
+        self.tensors = checkpoint.tensors
+        self.backend = backend
+        self.convert = Conversion(options.dtype, options.quantization)
+        self.cache = cache
+        self.progress = progress
+
+    def decoder(self, max_positions: int) -> Decoder:
+        config = self.config
+        cos, sin = rope_table(config.rope, config.head_dim, max_positions)
+        layers = []
+        for index in range(config.num_layers):
+            if self.progress is not None:
+                self.progress("Loading weights", index, config.num_layers)
+            layers.append(self._layer(index, cos, sin))
+        embedding = self._matrix("embedding", [EMBEDDING])
+        head = embedding
+        if not config.tie_word_embeddings:
+            head = self._matrix("head", [LM_HEAD])
+        norm = self._vector("model.norm.weight")
+        if self.progress is not None:
+            self.progress("Loading weights", config.num_layers, config.num_layers)
+        self.cache.save()
+        decoder = ARCHITECTURES.get(config.architecture, Decoder)
+        return decoder(config, embedding, tuple(layers), norm, head)
+
+    def _layer(self, index: int, cos: F32, sin: F32) -> Layer:
+        config, prefix = self.config, f"model.layers.{index}."
+        attention = AttentionSpec(
+            layer=index,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            window=config.window(index),
+            cos=cos,
+            sin=sin,
+            q_norm=self._vector(prefix + "self_attn.q_norm.weight") if config.qk_norm else None,
+            k_norm=self._vector(prefix + "self_attn.k_norm.weight") if config.qk_norm else None,
+            norm_eps=config.rms_norm_eps,
+        )
+        heads = [f"{prefix}self_attn.{part}_proj" for part in "qkv"]
+        inner = [f"{prefix}mlp.{part}_proj" for part in ("gate", "up")]
+        return Layer(
+            input_norm=self._vector(prefix + "input_layernorm.weight"),
+            qkv=self._projection(f"{index}.qkv", heads, config.qkv_bias),
+            attention=attention,
+            o=self._projection(f"{index}.o", [prefix + "self_attn.o_proj"], config.o_bias),
+            post_norm=self._vector(prefix + "post_attention_layernorm.weight"),
+            gate_up=self._projection(f"{index}.gate_up", inner, config.mlp_bias, silu_mul=True),
+            down=self._projection(f"{index}.down", [prefix + "mlp.down_proj"], config.mlp_bias),
+        )
+
+    def _projection(
+        self, key: str, names: list[str], has_bias: bool, *, silu_mul: bool = False
+    ) -> Linear:
+        bias: Callable[[], F32] | None = None
+        if has_bias:
+
+            def bias() -> F32:
+                return np.concatenate([self._vector(f"{name}.bias") for name in names])
+
+        return self._matrix(key, [f"{name}.weight" for name in names], bias, silu_mul=silu_mul)
+
+    def _matrix(
+        self,
+        key: str,
+        names: list[str],
+        bias: Callable[[], F32] | None = None,
+        *,
+        silu_mul: bool = False,
+    ) -> Linear:
+        def prepare() -> Linear:
+            parts = [self.convert(name, self.tensors.weight(name)) for name in names]
+            return self.backend.linear(parts, bias() if bias else None, silu_mul=silu_mul)
+
+        return self.cache.get(key, prepare)
+
+    def _vector(self, name: str) -> F32:
+        return self.tensors.vector(name)
+
+
+def _to_float(weight: Weight, dtype: str) -> FloatWeight:
+    if isinstance(weight, FloatWeight) and weight.dtype == dtype:
+        return weight
+    values = weight.dequantize()
+    if dtype == "f32":
+        return FloatWeight(values)
+    if dtype == "bf16":
+        return FloatWeight(to_bf16(values))
+    with np.errstate(over="ignore"):
+        return FloatWeight(values.astype(np.float16))
+
+
+def weight_dtypes(decoder_checkpoint: Checkpoint, options: ModelOptions) -> str:
+    """The type that the model's matrices end up in, for people and for automatic choices: that of the first layer's
+    query projection."""
+    name = "model.layers.0.self_attn.q_proj.weight"
+    weight = Conversion(options.dtype, options.quantization)(
+        name, decoder_checkpoint.tensors.weight(name)
+    )
+    if isinstance(weight, FloatWeight):
+        return weight.dtype
+    return "int8" if weight.q.dtype == np.int8 else "u4"
