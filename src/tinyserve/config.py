@@ -81,7 +81,7 @@ class ModelOptions:
         "sampling defaults of the model (generation_config.json) for fields a request leaves out",
         choices=("auto", "none"),
     )
-    override_generation_config: dict[str, Any] | None = setting(
+    override_generation_config: Mapping[str, Any] | None = setting(
         None, "sampling defaults that replace the model's, e.g. '{\"temperature\": 0.5}'"
     )
     chat_template: str | None = setting(
@@ -303,6 +303,15 @@ class TinyServeConfig:
     def replace(self, **sections: Any) -> TinyServeConfig:
         """A copy with whole sections replaced."""
         return dataclasses.replace(self, **sections)
+
+    def with_values(self, sections: Mapping[str, Mapping[str, Any]]) -> TinyServeConfig:
+        """A copy with single settings replaced: section -> key -> value. Raises ConfigError."""
+        changed = {}
+        for section, values in sections.items():
+            if section == "cache" and values.get("kv_cache_memory") is not None:
+                values = {"num_blocks": None, **values}
+            changed[section] = dataclasses.replace(getattr(self, section), **values)
+        return self.replace(**changed)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Nested plain values; API keys are left out."""

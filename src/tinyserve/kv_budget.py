@@ -61,8 +61,9 @@ def blocks_in_budget(
     needed = blocks_for(max_model_len, block_size)
     if num_blocks < needed:
         raise ConfigError(
-            f"a KV-cache of {readable(budget)} holds {num_blocks * block_size} tokens; one sequence "
-            f"of scheduler.max_model_len {max_model_len} needs {readable(needed * one)}. Give "
+            f"a KV-cache of {readable(budget)} holds "
+            f"{num_blocks * block_size} tokens; one "
+            f"sequence of scheduler.max_model_len {max_model_len} needs {readable(needed * one)}. Give "
             "cache.kv_cache_memory more, or lower scheduler.max_model_len to at most "
             f"{num_blocks * block_size}"
         )

@@ -7,6 +7,7 @@ options, so that they cannot disagree. This file knows no particular setting.
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import difflib
 import functools
@@ -138,6 +139,7 @@ def _kind(hint: Any) -> tuple[str, bool]:
         str: "str",
         tuple: "strings",
         dict: "mapping",
+        collections.abc.Mapping: "mapping",
     }[origin], False
 
 

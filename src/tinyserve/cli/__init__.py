@@ -1,0 +1,37 @@
+"""The command line: `tinyserve serve | generate | chat | doctor`.
+
+Options come from the declarations in `config.py`; see `options`. What the user got wrong is one
+line on stderr and exit code 2, never a traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from tinyserve.cli.options import build_parser
+from tinyserve.errors import TinyServeError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return run_command(arguments.command, arguments)
+    except TinyServeError as error:
+        print(f"tinyserve: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `tinyserve generate ... | head`
+        sys.stderr.close()
+        return 141
+
+
+def run_command(command: str, arguments: object) -> int:
+    """Commands are imported when they are run: `--help` and `doctor` need no web framework."""
+    import importlib
+
+    module = importlib.import_module(f"tinyserve.cli.{command}")
+    code: int = module.run(arguments)
+    return code

@@ -1,0 +1,178 @@
+"""argparse, generated from the declarations of the settings.
+
+A setting's value travels as text and is read by the same code as the environment's, so that
+messages agree. Only options that were given appear in the namespace: precedence is decided in
+`config.resolve`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tinyserve
+from tinyserve.config import SECTIONS, TinyServeConfig
+from tinyserve.errors import ConfigError
+from tinyserve.settings import Setting, checked, parse_text, settings_of
+
+ENGINE_SECTIONS = ("model", "cache", "scheduler", "spec")
+
+# Sampling fields with a flag of their own: name -> type, help.
+SAMPLING_FLAGS: dict[str, tuple[Callable[[str], Any], str]] = {
+    "max_tokens": (int, "longest output, in tokens"),
+    "min_tokens": (int, "shortest output, in tokens"),
+    "temperature": (float, "0 is greedy"),
+    "top_p": (float, "keep the likeliest tokens of this total probability"),
+    "top_k": (int, "keep the k likeliest tokens; 0 is off"),
+    "min_p": (float, "keep tokens of at least this share of the likeliest's probability"),
+    "presence_penalty": (float, "against tokens that have been used at all"),
+    "frequency_penalty": (float, "against tokens for each time they have been used"),
+    "repetition_penalty": (float, "divides the logits of tokens seen before; 1 is off"),
+    "seed": (int, "the same seed gives the same output"),
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog="tinyserve", description="A small, exact LLM inference server."
+    )
+    parser.add_argument("--version", action="version", version=f"tinyserve {tinyserve.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    serve = _command(
+        commands, "serve", "[MODEL] ", "serve a model over an OpenAI-compatible HTTP API"
+    )
+    serve.add_argument("model_argument", nargs="?", metavar="MODEL", help=_MODEL_HELP)
+    add_settings(serve, tuple(SECTIONS))
+
+    generate = _command(commands, "generate", "[PROMPT] ", "complete a prompt")
+    generate.add_argument(
+        "prompt", nargs="?", help="the text to complete; read from stdin where it is left out"
+    )
+    add_sampling(generate)
+    add_settings(generate, ENGINE_SECTIONS)
+
+    chat = _command(commands, "chat", "[MODEL] ", "talk to a model in the terminal")
+    chat.add_argument("model_argument", nargs="?", metavar="MODEL", help=_MODEL_HELP)
+    chat.add_argument("--system", metavar="TEXT", help="a system message to begin with")
+    add_sampling(chat)
+    add_settings(chat, ENGINE_SECTIONS)
+
+    _command(commands, "doctor", "", "say what was built, what was chosen, and why")
+    return parser
+
+
+_METAVARS = {
+    "int": "N",
+    "float": "X",
+    "size": "SIZE",
+    "str": "TEXT",
+    "strings": "TEXT",
+    "mapping": "JSON",
+}
+_MODEL_HELP = "model folder, .gguf file, or hub id; the default model where it is left out"
+
+
+def _command(commands: Any, name: str, usage: str, summary: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=summary[0].upper() + summary[1:] + ".",
+        usage=f"tinyserve {name} {usage}[options]",
+    )
+    return parser
+
+
+def add_settings(parser: argparse.ArgumentParser, sections: Sequence[str]) -> None:
+    """`--config`, and one option for each setting of `sections`, in a group for each."""
+    parser.add_argument("--config", metavar="FILE", help="a YAML file with settings")
+    for section in sections:
+        group = parser.add_argument_group(f"{section} settings")
+        for declared in settings_of(SECTIONS[section]).values():
+            _add_setting(group, declared)
+
+
+def _add_setting(group: Any, declared: Setting) -> None:
+    shared: dict[str, Any] = {
+        "dest": declared.key,
+        "default": argparse.SUPPRESS,
+        "help": _help_text(declared),
+    }
+    if declared.kind == "bool":
+        group.add_argument(*declared.flags, action=argparse.BooleanOptionalAction, **shared)
+        return
+    metavar = (
+        "{" + ",".join(declared.choices) + "}" if declared.choices else _METAVARS[declared.kind]
+    )
+    action = "append" if declared.kind == "strings" else "store"
+    group.add_argument(*declared.flags, action=action, metavar=metavar, **shared)
+
+
+def _help_text(declared: Setting) -> str:
+    text = declared.help
+    if declared.kind == "strings":
+        text += "; may be repeated"
+    default = declared.default
+    if declared.kind == "bool":
+        text += f" (default: {'on' if default else 'off'})"
+    elif default not in (None, ()):
+        text += f" (default: {default})"
+    return text.replace("%", "%%")
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """The sampling options of `generate` and `chat`."""
+    group = parser.add_argument_group("sampling")
+    for name, (kind, summary) in SAMPLING_FLAGS.items():
+        flag = "--" + name.replace("_", "-")
+        group.add_argument(flag, type=kind, default=argparse.SUPPRESS, metavar="N", help=summary)
+    group.add_argument(
+        "--stop",
+        action="append",
+        default=argparse.SUPPRESS,
+        metavar="TEXT",
+        help="end before this text; may be repeated",
+    )
+    group.add_argument(
+        "--ignore-eos",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="go on past the end-of-text token",
+    )
+
+
+def sampling_fields(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The sampling fields that were given."""
+    names = (*SAMPLING_FLAGS, "stop", "ignore_eos")
+    return {name: getattr(arguments, name) for name in names if hasattr(arguments, name)}
+
+
+def configuration(arguments: argparse.Namespace) -> TinyServeConfig:
+    """The configuration that a command line asks for. Raises ConfigError."""
+    overrides: dict[str, Any] = {}
+    for section in SECTIONS.values():
+        for declared in settings_of(section).values():
+            if hasattr(arguments, declared.key):
+                overrides[declared.key] = _read(declared, getattr(arguments, declared.key))
+    named = getattr(arguments, "model_argument", None)
+    if named is not None:
+        if overrides.get("model.name", named) != named:
+            raise ConfigError(
+                f"two models are named: {named!r} and --model {overrides['model.name']!r}"
+            )
+        overrides["model.name"] = named
+    return TinyServeConfig.resolve(file=arguments.config, overrides=overrides)
+
+
+def _read(declared: Setting, value: Any) -> Any:
+    """An option's value; an error says which flag it came from."""
+    try:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, list):
+            return tuple(item for text in value for item in parse_text(declared, text))
+        return checked(declared, parse_text(declared, value))
+    except ConfigError as error:
+        raise ConfigError(f"{error} (from {declared.flags[0]})") from None

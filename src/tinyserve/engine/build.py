@@ -1,0 +1,194 @@
+"""`build_engine`: from a configuration to a running engine. Used by the offline API and by the
+server.
+
+Automatic choices (context length, KV blocks) are resolved here once, into a new frozen
+configuration, and each is noted with its reason. Owns no state; the parts it puts together own
+theirs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tinyserve.config import (
+    DEFAULT_MAX_MODEL_LEN,
+    CacheConfig,
+    ModelOptions,
+    SchedulerConfig,
+    TinyServeConfig,
+)
+from tinyserve.engine.core import EngineCore
+from tinyserve.engine.intake import Intake, ModelLimits
+from tinyserve.engine.memory import available_memory, total_memory
+from tinyserve.engine.plan import Runner
+from tinyserve.engine.runner import ModelRunner, resolve_kv_dtype
+from tinyserve.errors import ConfigError
+from tinyserve.kernels.ops import NUMERICS_VERSION
+from tinyserve.kv.manager import KVManager
+from tinyserve.kv_budget import block_bytes, blocks_for, blocks_in_budget, readable
+from tinyserve.models.cache import cache_dir
+from tinyserve.models.checkpoint import Checkpoint, Progress, load_checkpoint
+from tinyserve.models.config import ModelConfig
+from tinyserve.text.template import read_chat_template
+from tinyserve.text.tokenizer import Tokenizer
+
+logger = logging.getLogger("tinyserve")
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A model ready to answer. `config` is resolved: no automatic value is left in it.
+
+    `notes` are the automatic choices with their reasons, for the start-up summary.
+    """
+
+    core: EngineCore
+    intake: Intake
+    config: TinyServeConfig
+    model_name: str
+    fingerprint: str
+    notes: tuple[str, ...] = ()
+
+
+def build_engine(config: TinyServeConfig, progress: Progress | None = None) -> Engine:
+    """Load the model and put an engine around it.
+
+    Raises ConfigError for settings that the model or the machine cannot meet, ModelLoadError for a
+    model that cannot be read.
+    """
+
+    checkpoint = load_checkpoint(config.model.name, progress=progress)
+    config, notes = resolve(config, checkpoint)
+    tokenizer = load_tokenizer(config.model, checkpoint)
+    runner = ModelRunner.create(
+        checkpoint, config.model, config.cache, config.scheduler, progress=progress
+    )
+    # Embeddings may be padded past the tokenizer's last id; such ids are never drawn.
+    runner.known_vocab = min(runner.known_vocab, tokenizer.vocab_size)
+    return assemble(config, checkpoint, tokenizer, runner, notes)
+
+
+def assemble(
+    config: TinyServeConfig,
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    runner: Runner,
+    notes: Sequence[str] = (),
+) -> Engine:
+    """An engine over any runner; `config` is resolved."""
+    vocab_size = checkpoint.config.vocab_size
+    cache, scheduler = config.cache, config.scheduler
+    assert cache.num_blocks is not None
+    assert scheduler.max_model_len is not None
+    core = EngineCore(
+        runner,
+        KVManager.from_config(cache),
+        scheduler,
+        eos_token_ids=checkpoint.eos_token_ids,
+        vocab_size=vocab_size,
+    )
+    limits = ModelLimits(vocab_size, scheduler.max_model_len, cache.num_blocks * cache.block_size)
+    defaults = sampling_defaults(config.model, checkpoint)
+    if defaults:
+        shown = ", ".join(f"{name}={value}" for name, value in sorted(defaults.items()))
+        notes = (*notes, f"sampling defaults of the model, where a request names none: {shown}")
+    for note in notes:
+        logger.info("%s", note)
+    return Engine(
+        core=core,
+        intake=Intake(tokenizer, limits, defaults),
+        config=config,
+        model_name=checkpoint.name,
+        fingerprint=f"ts{NUMERICS_VERSION}-{checkpoint.fingerprint[:12]}",
+        notes=tuple(notes),
+    )
+
+
+def load_tokenizer(options: ModelOptions, checkpoint: Checkpoint) -> Tokenizer:
+    """The checkpoint's tokenizer, with `model.chat_template` in place of its own if that is set."""
+    spec = checkpoint.tokenizer_spec()
+    if options.chat_template is not None:
+        spec = spec.with_chat_template(read_chat_template(options.chat_template))
+    return Tokenizer.from_spec(spec, cache_dir(), fingerprint=checkpoint.fingerprint)
+
+
+def resolve(config: TinyServeConfig, checkpoint: Checkpoint) -> tuple[TinyServeConfig, list[str]]:
+    """The configuration without automatic values, and why each was chosen."""
+    scheduler, notes = resolve_max_model_len(config.scheduler, checkpoint.config)
+    cache, more = resolve_num_blocks(config, scheduler, checkpoint)
+    return config.replace(scheduler=scheduler, cache=cache), notes + more
+
+
+def resolve_max_model_len(
+    scheduler: SchedulerConfig, model: ModelConfig
+) -> tuple[SchedulerConfig, list[str]]:
+    """The context length: as set, or the model's; the default shrinks to a smaller model.
+
+    Raises ConfigError where more was asked for than the model has.
+    """
+    limit = model.max_position_embeddings
+    wanted = scheduler.max_model_len
+    if wanted is not None and wanted <= limit:
+        return scheduler, []
+    if wanted is not None and wanted != DEFAULT_MAX_MODEL_LEN:
+        raise ConfigError(
+            f"scheduler.max_model_len is {wanted}, but the model's context is {limit} tokens"
+        )
+    note = f"max_model_len is {limit}: the model's context"
+    return dataclasses.replace(scheduler, max_model_len=limit), [note]
+
+
+def resolve_num_blocks(
+    config: TinyServeConfig, scheduler: SchedulerConfig, checkpoint: Checkpoint
+) -> tuple[CacheConfig, list[str]]:
+    """The number of KV blocks: as set, from a memory budget, or from the memory that is free.
+
+    Raises ConfigError where a budget is too small for one sequence, or the machine for the blocks.
+    """
+    cache = config.cache
+    max_model_len = scheduler.max_model_len
+    assert max_model_len is not None
+    dtype = resolve_kv_dtype(checkpoint, config.model)
+    one = block_bytes(checkpoint.config, cache.block_size, dtype)
+    notes = []
+    num_blocks = cache.num_blocks
+    if num_blocks is None:
+        budget, why = cache.kv_cache_memory, "cache.kv_cache_memory"
+        if budget is None:
+            full = blocks_for(max_model_len, cache.block_size) * scheduler.max_num_seqs * one
+            budget = min(full, available_memory() // 2)
+            why = "every seat at full length" if budget == full else "half of the free memory"
+        num_blocks = blocks_in_budget(
+            checkpoint.config,
+            budget,
+            block_size=cache.block_size,
+            kv_cache_dtype=dtype,
+            max_model_len=max_model_len,
+        )
+        notes.append(f"num_blocks is {num_blocks} ({readable(num_blocks * one)}): {why}")
+    total = total_memory()
+    if num_blocks * one > total:
+        raise ConfigError(
+            f"cache.num_blocks {num_blocks} takes {readable(num_blocks * one)}, but this machine "
+            f"has {readable(total)}; at most {total // one} blocks fit, for a "
+            f"scheduler.max_model_len of at most {total // one * cache.block_size}"
+        )
+    capacity = num_blocks * cache.block_size
+    if capacity < max_model_len:
+        notes.append(
+            f"the KV-cache holds {capacity} tokens, less than max_model_len {max_model_len}: "
+            "longer requests are refused"
+        )
+    resolved = dataclasses.replace(cache, num_blocks=num_blocks, kv_cache_memory=None)
+    return resolved, notes
+
+
+def sampling_defaults(options: ModelOptions, checkpoint: Checkpoint) -> dict[str, Any]:
+    """What fills sampling fields that a request leaves out."""
+    use_own = options.generation_config == "auto"
+    own: Mapping[str, Any] = checkpoint.sampling_defaults if use_own else {}
+    return {**own, **(options.override_generation_config or {})}

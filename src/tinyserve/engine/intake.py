@@ -1,0 +1,173 @@
+"""`Intake`: from what a user hands in (texts, token ids, messages, fields) to an `EngineRequest`.
+
+The offline API and the server share it, so that both refuse the same things with the same words.
+Every check of a request that needs the model's numbers (vocabulary, context, pool) is made here,
+before the engine sees it. Holds no state between requests.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tinyserve.engine.request import EngineRequest
+from tinyserve.engine.sampling import SamplingParams
+from tinyserve.engine.text_output import text_factory
+from tinyserve.errors import ContextLengthError, RequestError
+from tinyserve.text.tokenizer import Tokenizer
+
+Prompt = str | list[int]
+COMPLETION_MAX_TOKENS = 16  # OpenAI's default where a completion names none
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """What bounds a request, in tokens and ids."""
+
+    vocab_size: int  # width of the logits
+    max_model_len: int
+    kv_capacity: int  # tokens that the whole KV pool holds
+
+    @property
+    def room(self) -> int:
+        """The longest prompt plus output. The last token of an output needs no KV."""
+        return min(self.max_model_len, self.kv_capacity + 1)
+
+
+@dataclass(frozen=True)
+class Intake:
+    """Makes engine requests for one model. `sampling_defaults` fill fields a request left out."""
+
+    tokenizer: Tokenizer
+    limits: ModelLimits
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+
+    def params(self, fields: Mapping[str, Any], **fallback: Any) -> SamplingParams:
+        """Sampling parameters: `fields` as set, then the model's defaults, then `fallback`.
+
+        Raises RequestError naming the field.
+        """
+        for name in fields:
+            if name not in _PARAM_NAMES:
+                raise RequestError(f"unknown sampling parameter {name!r}", param=name)
+        return SamplingParams(**{**fallback, **self.sampling_defaults, **fields})
+
+    def encode(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, param: str = "prompt"
+    ) -> list[int]:
+        """The ids of one prompt, checked against the vocabulary. Raises RequestError."""
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+        else:
+            ids = list(prompt)
+        if not ids:
+            raise RequestError(f"{param} is empty: it has no tokens", param=param)
+        size = self.limits.vocab_size
+        for token_id in ids:
+            if isinstance(token_id, bool) or not isinstance(token_id, int):
+                raise RequestError(f"{param}: {token_id!r} is not a token id", param=param)
+            if not 0 <= token_id < size:
+                raise RequestError(
+                    f"{param}: token id {token_id} is outside the vocabulary (0..{size - 1})",
+                    param=param,
+                )
+        return ids
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The ids of a conversation, as the model's chat template writes it. Raises RequestError.
+
+        The template writes every special token itself, so none is added (no second BOS).
+        """
+        text = self.tokenizer.chat_template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs,
+        )
+        return self.encode(text, add_special_tokens=False, param="messages")
+
+    def request(
+        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, **extra: Any
+    ) -> EngineRequest:
+        """A checked EngineRequest; `extra` are further fields of it. Raises RequestError.
+
+        `params.max_tokens` None becomes the room that is left.
+        """
+        params.check_vocab(self.limits.vocab_size)
+        params = dataclasses.replace(params, max_tokens=self._max_tokens(prompt_token_ids, params))
+        return EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt_token_ids,
+            params=params,
+            text=text_factory(self.tokenizer, params),
+            bad_words_ids=self._bad_words(params.bad_words),
+            **extra,
+        )
+
+    def _max_tokens(self, prompt: Sequence[int], params: SamplingParams) -> int:
+        limits = self.limits
+        asked = params.max_tokens
+        wanted = len(prompt) + (asked if asked is not None else max(1, params.min_tokens))
+        if wanted > limits.max_model_len or (asked != 0 and len(prompt) >= limits.max_model_len):
+            raise ContextLengthError(
+                f"This model's maximum context length is {limits.max_model_len} tokens. However, "
+                f"you requested {wanted} tokens ({len(prompt)} in the prompt, "
+                f"{wanted - len(prompt)} for the output). Please shorten the prompt or the output.",
+                param="max_tokens" if len(prompt) < limits.max_model_len else "prompt",
+            )
+        if wanted > limits.kv_capacity + 1 or len(prompt) > limits.kv_capacity:
+            raise ContextLengthError(
+                f"The request needs {wanted} tokens ({len(prompt)} in the prompt, "
+                f"{wanted - len(prompt)} for the output), but the whole KV-cache holds "
+                f"{limits.kv_capacity} (cache.num_blocks).",
+                param="max_tokens" if len(prompt) <= limits.kv_capacity else "prompt",
+            )
+        return asked if asked is not None else limits.room - len(prompt)
+
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Each word as the model may write it: at the start of a text, and after a space."""
+        sequences: dict[tuple[int, ...], None] = {}
+        for word in words:
+            for text in (word, " " + word.lstrip()):
+                ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
+                if ids:
+                    sequences[ids] = None
+        return tuple(sequences)
+
+
+_PARAM_NAMES = frozenset(f.name for f in dataclasses.fields(SamplingParams))
+
+
+def split_prompts(value: Any, *, param: str = "prompt") -> list[Prompt]:
+    """A text, some texts, a list of token ids, or a list of such lists, as a list of prompts.
+
+    Raises RequestError for anything else: nothing, an empty list, a mixture.
+    """
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list | tuple) or not value:
+        raise RequestError(
+            f"{param} must be a string, a list of strings, a list of token ids, or a list of such "
+            "lists, and not empty",
+            param=param,
+        )
+    items = list(value)
+    if all(isinstance(item, str) for item in items):
+        return items
+    if all(isinstance(item, int) and not isinstance(item, bool) for item in items):
+        return [items]
+    if all(isinstance(item, list | tuple) for item in items):
+        return [list(item) for item in items]
+    raise RequestError(
+        f"{param} must hold only strings, only token ids (integers), or only lists of token ids",
+        param=param,
+    )

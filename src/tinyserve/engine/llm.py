@@ -1,0 +1,386 @@
+"""`LLM`: the offline API. Texts or token ids in, texts out, on the caller's own thread.
+
+Several calls may be open at once (streams read in turns): whoever steps the engine hands each
+output to the call it belongs to. Not safe to use from several threads. After a RequestError the
+next call works.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from tinyserve.config import SECTIONS, TinyServeConfig
+from tinyserve.engine.build import Engine, build_engine
+from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Intake, split_prompts
+from tinyserve.engine.progress import counted
+from tinyserve.engine.request import EngineRequest, RequestOutput
+from tinyserve.engine.sampling import SampledToken, SamplingParams
+from tinyserve.errors import ConfigError, RequestError, TinyServeError
+from tinyserve.settings import did_you_mean, settings_of
+
+Params = SamplingParams | Mapping[str, Any] | None
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass
+class Choice:
+    """One of the n texts of a request. `logprobs`: one entry per token, if they were asked for."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[SampledToken] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass
+class Output:
+    """What came of one prompt. The properties are those of the first choice."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[Choice]
+    num_cached_tokens: int = 0
+    prompt_logprobs: list[SampledToken | None] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> str | None:
+        return self.outputs[0].finish_reason
+
+    @property
+    def logprobs(self) -> list[SampledToken] | None:
+        return self.outputs[0].logprobs
+
+
+@dataclass(frozen=True)
+class StreamDelta:
+    """What one step added to one choice of a stream."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[SampledToken] | None
+    finish_reason: str | None
+
+
+class LLM:
+    """A model to call.
+
+    `model` is a folder, a .gguf file, a hub id, or "default". `config` sets everything else;
+    `overrides` are single settings by name (`max_model_len=512`, `block_size=32`), which win.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        config: TinyServeConfig | Mapping[str, Any] | None = None,
+        **overrides: Any,
+    ) -> None:
+        self._start(build_engine(_configured(model, config, overrides)))
+
+    @classmethod
+    def from_engine(cls, engine: Engine) -> LLM:
+        """An LLM over an engine that was built elsewhere (a fake model in tests)."""
+        llm = cls.__new__(cls)
+        llm._start(engine)
+        return llm
+
+    def _start(self, engine: Engine) -> None:
+        self.engine = engine
+        self._inboxes: dict[str, list[RequestOutput]] = {}
+        self._ids = itertools.count()
+
+    @property
+    def config(self) -> TinyServeConfig:
+        """The configuration with every automatic value resolved."""
+        return self.engine.config
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        params: Params | Sequence[Params] = None,
+        *,
+        progress: bool | None = None,
+    ) -> list[Output]:
+        """One Output per prompt, in order. A bare list of ints is one prompt.
+
+        `params`: SamplingParams, a mapping of its fields (the rest from the model's defaults), or
+        a list with one per prompt; None is the model's defaults and 16 tokens. `progress` None
+        shows a bar for batches on a terminal. Raises RequestError, and then nothing has run.
+        """
+        texts = split_prompts(prompts, param="prompts")
+        ids = [self._intake.encode(text, param="prompts") for text in texts]
+        names = [text if isinstance(text, str) else None for text in texts]
+        fallback = {"max_tokens": COMPLETION_MAX_TOKENS}
+        return self._run_all(names, ids, self._params_list(params, len(ids), fallback), progress)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        params: Params | Sequence[Params] = None,
+        *,
+        progress: bool | None = None,
+        **template: Any,
+    ) -> list[Output]:
+        """Answer a conversation, or each of a list of them, by the model's chat template.
+
+        `template`: add_generation_prompt, continue_final_message, template_kwargs. `params` as in
+        `generate`, but without a limit of tokens by default. Raises RequestError.
+        """
+        chats: Sequence[Messages]
+        if messages and isinstance(messages[0], Mapping):
+            chats = [messages]  # type: ignore[list-item]
+        else:
+            chats = messages  # type: ignore[assignment]
+        if not chats:
+            raise RequestError("messages is empty", param="messages")
+        ids = [self._intake.encode_chat(chat, **template) for chat in chats]
+        return self._run_all(
+            [None] * len(ids),
+            ids,
+            self._params_list(params, len(ids), {"max_tokens": None}),
+            progress,
+        )
+
+    def stream(self, prompt: str | Sequence[int], params: Params = None) -> Stream:
+        """What `generate` would return for one prompt, as it comes. Close it to stop early."""
+        (text,) = _only(split_prompts(prompt, param="prompt"))
+        ids = self._intake.encode(text)
+        return self._stream(ids, self._params(params, {"max_tokens": COMPLETION_MAX_TOKENS}))
+
+    def stream_chat(self, messages: Messages, params: Params = None, **template: Any) -> Stream:
+        """What `chat` would return for one conversation, as it comes."""
+        ids = self._intake.encode_chat(messages, **template)
+        return self._stream(ids, self._params(params, {"max_tokens": None}))
+
+    def close(self) -> None:
+        """Abort whatever is still open. The model is freed with the last reference to it."""
+        for request_id in list(self._inboxes):
+            self._release(request_id)
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def _intake(self) -> Intake:
+        return self.engine.intake
+
+    def _params(self, params: Params, fallback: Mapping[str, Any]) -> SamplingParams:
+        if isinstance(params, SamplingParams):
+            return params
+        if params is not None and not isinstance(params, Mapping):
+            raise RequestError(
+                f"params must be SamplingParams or a mapping, got {type(params).__name__}",
+                param="params",
+            )
+        return self._intake.params(params or {}, **fallback)
+
+    def _params_list(
+        self, params: Params | Sequence[Params], count: int, fallback: Mapping[str, Any]
+    ) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams | Mapping):
+            return [self._params(params, fallback)] * count
+        if not isinstance(params, Sequence) or len(params) != count:
+            raise RequestError(
+                f"params must be one SamplingParams, or a list of {count} of them", param="params"
+            )
+        return [self._params(p, fallback) for p in params]
+
+    def _submit(self, ids: list[int], params: SamplingParams) -> EngineRequest:
+        request = self._intake.request(f"llm-{next(self._ids)}", ids, params)
+        self.engine.core.add_request(request)
+        self._inboxes[request.request_id] = []
+        return request
+
+    def _release(self, request_id: str) -> None:
+        self._inboxes.pop(request_id, None)
+        self.engine.core.abort(request_id)
+
+    def _step(self) -> None:
+        """Advance the engine once; every output goes to the call that waits for it."""
+        for output in self.engine.core.step():
+            inbox = self._inboxes.get(output.request_id)
+            if inbox is not None:
+                inbox.append(output)
+
+    def _take(self, request_id: str) -> list[RequestOutput]:
+        outputs = self._inboxes.get(request_id, [])
+        if outputs:
+            self._inboxes[request_id] = []
+        for output in outputs:
+            if output.finish_reason in ("error", "abort"):
+                raise output.error or TinyServeError("the request was aborted")
+        return outputs
+
+    def _run_all(
+        self,
+        texts: Sequence[str | None],
+        prompts: Sequence[list[int]],
+        params: Sequence[SamplingParams],
+        progress: bool | None,
+    ) -> list[Output]:
+        # All are checked before any is added, so that a refusal leaves nothing behind.
+        for ids, p in zip(prompts, params, strict=True):
+            self._intake.request("check", ids, p)
+        open_requests: dict[str, Output] = {}
+        results: list[Output] = []
+        try:
+            for text, ids, p in zip(texts, prompts, params, strict=True):
+                request = self._submit(ids, p)
+                output = Output(text, ids, [Choice(i) for i in range(p.n)])
+                open_requests[request.request_id] = output
+                results.append(output)
+            with counted(len(results), progress) as advance:
+                while open_requests:
+                    self._step()
+                    for request_id in self._collect(open_requests):
+                        del open_requests[request_id]
+                        self._inboxes.pop(request_id, None)
+                        advance()
+        finally:
+            for request_id in open_requests:
+                self._release(request_id)
+        return results
+
+    def _collect(self, open_requests: Mapping[str, Output]) -> list[str]:
+        """Move new outputs into their results; the ids of the requests that are complete."""
+        complete = []
+        for request_id, result in open_requests.items():
+            if not self._inboxes[request_id]:
+                continue
+            for output in self._take(request_id):
+                _add(result, output)
+            if all(choice.finish_reason is not None for choice in result.outputs):
+                complete.append(request_id)
+        return complete
+
+    def _stream(self, ids: list[int], params: SamplingParams) -> Stream:
+        request = self._submit(ids, params)
+        return Stream(self, request.request_id, params.n)
+
+
+class Stream:
+    """The deltas of one request, as an iterator. It was submitted when it was made.
+
+    Leaving it early (`close`, a with block, or dropping it) aborts the request.
+    """
+
+    def __init__(self, llm: LLM, request_id: str, num_choices: int) -> None:
+        self._llm = llm
+        self._request_id = request_id
+        self._left = num_choices
+        self._ready: list[RequestOutput] = []
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> StreamDelta:
+        try:
+            while not self._ready and self._left:
+                self._llm._step()
+                self._ready = self._llm._take(self._request_id)
+        except BaseException:
+            self.close()
+            raise
+        if not self._ready:
+            raise StopIteration
+        output = self._ready.pop(0)
+        self._left -= output.finish_reason is not None
+        if not self._left:
+            self.close()
+        return StreamDelta(
+            output.index,
+            output.new_text,
+            output.new_token_ids,
+            output.logprobs,
+            output.finish_reason,
+        )
+
+    def close(self) -> None:
+        """Abort what is not finished; idempotent."""
+        self._left = 0
+        self._llm._release(self._request_id)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _add(result: Output, output: RequestOutput) -> None:
+    choice = result.outputs[output.index]
+    choice.text += output.new_text
+    choice.token_ids += output.new_token_ids
+    if output.logprobs is not None:
+        choice.logprobs = (choice.logprobs or []) + output.logprobs
+    if output.finish_reason is not None:
+        choice.finish_reason = output.finish_reason
+        choice.stop_reason = output.stop_reason
+    if output.prompt_logprobs is not None:
+        result.prompt_logprobs = output.prompt_logprobs
+    result.num_cached_tokens = output.num_cached_tokens
+
+
+def _only(prompts: list[Any]) -> list[Any]:
+    if len(prompts) != 1:
+        raise RequestError("stream takes one prompt", param="prompt")
+    return prompts
+
+
+def _configured(
+    model: str | None,
+    config: TinyServeConfig | Mapping[str, Any] | None,
+    overrides: Mapping[str, Any],
+) -> TinyServeConfig:
+    """`config` with `model` and single settings laid over it. Raises ConfigError."""
+    if config is None:
+        config = TinyServeConfig()
+    elif isinstance(config, Mapping):
+        config = TinyServeConfig.from_dict(config)
+    if not isinstance(config, TinyServeConfig):
+        raise ConfigError(
+            f"config must be a TinyServeConfig or a mapping, got {type(config).__name__}"
+        )
+    if model is not None:
+        overrides = {"name": model, **overrides}
+    return with_settings(config, overrides)
+
+
+def with_settings(config: TinyServeConfig, values: Mapping[str, Any]) -> TinyServeConfig:
+    """`config` with single settings replaced, each named without its section (but not server's)."""
+    homes = {
+        name: section
+        for section in ("model", "cache", "scheduler", "spec")
+        for name in settings_of(SECTIONS[section])
+    }
+    sections: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        if name not in homes:
+            raise ConfigError(f"unknown setting {name!r}" + did_you_mean(name, homes))
+        sections.setdefault(homes[name], {})[name] = value
+    return config.with_values(sections)

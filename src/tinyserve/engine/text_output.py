@@ -1,0 +1,40 @@
+"""`ChoiceText`: the text of one choice, in the shape in which the engine asks for it.
+
+Adapts `text.output.TextOutput` to `request.TextOutput`. Lives on the engine thread, one per choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tinyserve.engine.sampling import SamplingParams
+from tinyserve.text.output import TextOutput
+from tinyserve.text.tokenizer import Tokenizer
+
+
+class ChoiceText:
+    """Text that became certain, cut where a stop string says so."""
+
+    __slots__ = ("_output", "stop_hit")
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        self._output = TextOutput(
+            tokenizer,
+            stops=params.stop,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+        )
+        self.stop_hit: str | None = None
+
+    def push(self, token_id: int, can_stop: bool) -> str:
+        self.stop_hit = self._output.push(token_id, allow_stop=can_stop)
+        return self._output.take()
+
+    def flush(self) -> str:
+        self._output.finish()
+        return self._output.take()
+
+
+def text_factory(tokenizer: Tokenizer, params: SamplingParams) -> Callable[[], ChoiceText]:
+    """A maker of one ChoiceText per choice, for `EngineRequest.text`."""
+    return lambda: ChoiceText(tokenizer, params)

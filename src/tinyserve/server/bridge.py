@@ -1,0 +1,282 @@
+"""The bridge between the event loop and the engine thread. The only file of the server with a lock.
+
+The engine thread alone touches the model, the scheduler and the KV-cache. Requests cross as
+`EngineRequest`, results as `RequestOutput`: plain values. Everything the loop keeps (who listens
+to which request) stays on the loop; everything the engine keeps stays on its thread; the waiting
+queue and the list of releases are shared and guarded by one condition variable, on which an idle
+engine sleeps.
+
+Every way out of a request ends in `release`, which is idempotent; its blocks are free before the
+next step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tinyserve.engine.request import EngineRequest, EngineStats, RequestOutput
+from tinyserve.errors import EngineDeadError, RequestError, TinyServeError
+from tinyserve.server.fair_queue import Entry, FairRequestQueue
+from tinyserve.server.mailbox import Mailbox
+
+logger = logging.getLogger("tinyserve.server")
+
+# How long a Python thread may hold the interpreter against one that waits for it; the default of
+# 5 ms would delay every step in which the loop is busy.
+SWITCH_INTERVAL_S = 0.0005
+
+
+class Core(Protocol):
+    """What the bridge asks of `EngineCore`."""
+
+    def add_request(self, request: EngineRequest) -> None: ...
+    def abort(self, request_id: str) -> bool: ...
+    def step(self) -> list[RequestOutput]: ...
+    def has_work(self) -> bool: ...
+    def stats(self) -> EngineStats: ...
+
+
+@dataclass(frozen=True)
+class Admission:
+    """How many choices the engine is given at once, so that the rest waits in fair order.
+
+    `seats` is what it computes in a step. `lookahead` more may wait inside it, where its policy
+    needs several requests to choose from.
+    """
+
+    seats: int
+    lookahead: int = 0
+
+    def allows(self, in_engine: dict[str, EngineRequest], choices: int, priority: int) -> bool:
+        """Whether the engine should take one more request, of `priority`, now."""
+        if choices < self.seats + self.lookahead:
+            return True
+        least_urgent = max(request.priority for request in in_engine.values())
+        return priority < least_urgent and choices < 2 * (self.seats + self.lookahead)
+
+
+class EngineBridge:
+    """Owns the engine thread.
+
+    Made on any thread; `start` and all other methods belong to the loop's.
+    """
+
+    def __init__(self, core: Core, *, admission: Admission, max_queued_requests: int) -> None:
+        self._core = core
+        self._admission = admission
+        # Shared, guarded by _wake:
+        self._wake = threading.Condition()
+        self._queue: FairRequestQueue[EngineRequest] = FairRequestQueue(max_queued_requests)
+        self._releases: list[str] = []
+        self._is_stopping = False
+        self._death: BaseException | None = None
+        # The loop's own:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._routes: dict[str, Mailbox] = {}
+        self._groups: dict[str, tuple[str, ...]] = {}
+        # The engine thread's own:
+        self._in_engine: dict[str, EngineRequest] = {}
+        self._open_choices: dict[str, int] = {}
+        # Written by the engine thread, read by anyone (one reference, replaced whole):
+        self._stats = core.stats()
+        self._thread = threading.Thread(target=self._run, name="tinyserve-engine", daemon=True)
+
+    # -- the loop's side -------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the engine thread; results will be delivered on the running loop."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    def submit(
+        self, group: str, requests: Sequence[EngineRequest], mailbox: Mailbox, *, client: str
+    ) -> None:
+        """Queue all parts of one HTTP request, or raise QueueFullError or EngineDeadError."""
+        entries = [Entry(r, group, client, r.priority) for r in requests]
+        with self._wake:
+            self._raise_if_gone()
+            self._queue.put(entries, retry_after=self._retry_after())
+            for request in requests:
+                self._routes[request.request_id] = mailbox
+            self._groups[group] = tuple(r.request_id for r in requests)
+            self._wake.notify()
+
+    def release(self, group: str) -> None:
+        """Forget an HTTP request in whatever state it is. Idempotent."""
+        request_ids = self._groups.pop(group, ())
+        unfinished = [i for i in request_ids if self._routes.pop(i, None) is not None]
+        if not unfinished:
+            return
+        with self._wake:
+            self._queue.remove_group(group)
+            self._releases += unfinished
+            self._wake.notify()
+
+    def fail_all(self, error: TinyServeError) -> None:
+        """End every open request with `error`."""
+        for mailbox in set(self._routes.values()):
+            mailbox.put(error)
+
+    def stop(self) -> None:
+        """End the engine thread after its current step. Open requests get no further word."""
+        with self._wake:
+            self._is_stopping = True
+            self._wake.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    @property
+    def death(self) -> BaseException | None:
+        """Why the engine thread ended, if it did."""
+        return self._death
+
+    @property
+    def stats(self) -> EngineStats:
+        """The engine's numbers after its latest step or release."""
+        return self._stats
+
+    @property
+    def num_queued(self) -> int:
+        """Entries that wait outside the engine."""
+        return len(self._queue)
+
+    @property
+    def num_open(self) -> int:
+        """Engine requests somebody listens to, waiting ones included."""
+        return len(self._routes)
+
+    def _raise_if_gone(self) -> None:
+        if self._death is not None:
+            raise EngineDeadError(f"the engine has stopped: {self._death}")
+        if self._is_stopping:
+            raise EngineDeadError("the server is shutting down")
+
+    def _retry_after(self) -> float:
+        """A guess: a second for each time that the seats must turn over."""
+        return 1.0 + len(self._queue) // self._admission.seats
+
+    def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
+        """On the loop: hand each output to whoever listens."""
+        for output in outputs:
+            mailbox = self._routes.get(output.request_id)
+            if mailbox is not None:
+                mailbox.put(output)
+
+    def _settle(self, finished: Sequence[str]) -> None:
+        """On the loop: these requests have left the engine by themselves."""
+        for request_id in finished:
+            self._routes.pop(request_id, None)
+
+    # -- the engine thread's side ----------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._wait_for_work():
+                outputs = self._core.step()
+                self._stats = self._core.stats()
+                self._post(outputs)
+        except BaseException as error:
+            logger.exception("the engine has stopped")
+            self._die(error)
+
+    def _wait_for_work(self) -> bool:
+        """Sleep until the engine has something to do; False when it is to end."""
+        while True:
+            with self._wake:
+                if not self._is_stopping and not self._releases and not self._can_work():
+                    self._wake.wait()
+                if self._is_stopping:
+                    return False
+                releases, self._releases = self._releases, []
+            self._abort(releases)
+            self._admit()
+            if self._core.has_work():
+                return True
+
+    def _can_work(self) -> bool:
+        return len(self._queue) > 0 or self._core.has_work()
+
+    def _abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            self._core.abort(request_id)
+            self._in_engine.pop(request_id, None)
+            self._open_choices.pop(request_id, None)
+        if request_ids:
+            self._stats = self._core.stats()
+
+    def _admit(self) -> None:
+        """Give the engine as many queued requests as it can use, in the queue's order."""
+        while True:
+            with self._wake:
+                priority = self._queue.peek_priority()
+                choices = sum(self._open_choices.values())
+                if priority is None or not self._admission.allows(
+                    self._in_engine, choices, priority
+                ):
+                    return
+                request = self._queue.pop()
+            if request is not None:
+                self._add(request)
+
+    def _add(self, request: EngineRequest) -> None:
+        try:
+            self._core.add_request(request)
+        except RequestError as error:  # this request alone is at fault
+            self._post([_failure(request, i, error) for i in range(request.params.n)])
+            return
+        self._in_engine[request.request_id] = request
+        self._open_choices[request.request_id] = request.params.n
+
+    def _post(self, outputs: Sequence[RequestOutput]) -> None:
+        """Send a step's outputs to the loop: one wake-up for all of them."""
+        finished = []
+        for output in outputs:
+            if output.finish_reason is not None and self._close_choice(output.request_id):
+                finished.append(output.request_id)
+        if outputs:
+            self._call_loop(self._deliver, outputs)
+        if finished:
+            self._call_loop(self._settle, finished)
+
+    def _close_choice(self, request_id: str) -> bool:
+        """Count one choice as finished; whether it was the request's last."""
+        left = self._open_choices.get(request_id, 1) - 1
+        if left > 0:
+            self._open_choices[request_id] = left
+            return False
+        self._open_choices.pop(request_id, None)
+        self._in_engine.pop(request_id, None)
+        return True
+
+    def _die(self, error: BaseException) -> None:
+        with self._wake:
+            self._death = error
+            self._queue.clear()
+        self._call_loop(self.fail_all, EngineDeadError(f"the engine has stopped: {error}"))
+
+    def _call_loop(self, function: object, argument: object) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(function, argument)  # type: ignore[arg-type]
+        except RuntimeError:  # the loop is closed: nobody listens any more
+            logger.debug("results after the event loop was closed")
+
+
+def _failure(request: EngineRequest, index: int, error: RequestError) -> RequestOutput:
+    return RequestOutput(
+        request_id=request.request_id,
+        index=index,
+        new_token_ids=[],
+        new_text="",
+        num_prompt_tokens=len(request.prompt_token_ids),
+        num_cached_tokens=0,
+        finish_reason="error",
+        error=error,
+    )

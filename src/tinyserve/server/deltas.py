@@ -1,0 +1,221 @@
+"""From engine outputs to deltas: the pieces that both a stream and a whole answer are made of.
+
+A stream writes each delta as it comes; a whole answer joins the same deltas. So they are equal by
+construction: text, token ids, logprobs, usage and finish reason. Knows tokens and text, no JSON
+shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tinyserve.engine.request import RequestOutput
+from tinyserve.engine.sampling import SampledToken
+from tinyserve.text.tokenizer import Tokenizer
+
+MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot write
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """One token with its logprob (None for a prompt's first token) and the likeliest at its place.
+
+    `offset` is where the token's text begins in the choice's text, in characters.
+    """
+
+    token_id: int
+    logprob: float | None
+    top: tuple[tuple[int, float], ...]
+    offset: int
+
+
+@dataclass(slots=True)
+class Delta:
+    """What is added to one choice. The last of a choice, and only that, has a `finish_reason`."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[ScoredToken] | None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(slots=True)
+class Usage:
+    """Token counts of one HTTP request. A prompt counts once, whatever n is."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class PromptPart:
+    """One prompt of the HTTP request: its engine request, and the text that echo shows first."""
+
+    request_id: str
+    first_index: int  # choice index of its first choice
+    token_ids: Sequence[int]
+    echo_text: str = ""
+
+
+@dataclass(frozen=True)
+class DeltaOptions:
+    """Which parts of the outputs the client asked for."""
+
+    logprobs: int | None = None  # how many likeliest tokens; None: no logprobs at all
+    score_prompt: bool = False  # logprobs begin with the prompt's
+    skip_special_tokens: bool = True
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One choice: what is held back until it has text to go with, and where its text ends."""
+
+    index: int
+    scorer: _Offsets
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[ScoredToken] = field(default_factory=list)
+    has_begun: bool = False
+
+
+class DeltaMaker:
+    """Turns the outputs of one HTTP request into deltas, and counts its usage."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, parts: Sequence[PromptPart], options: DeltaOptions
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._parts = {part.request_id: part for part in parts}
+        self._options = options
+        self._choices: dict[int, _Choice] = {}
+        self._seen_prompts: set[str] = set()
+        self._prompt_scores: dict[str, list[SampledToken | None]] = {}
+        self.usage = Usage(prompt_tokens=sum(len(part.token_ids) for part in parts))
+
+    def prompt_logprobs(self, part: PromptPart) -> list[SampledToken | None] | None:
+        """The scores of a prompt's tokens, if they were asked for and have come."""
+        return self._prompt_scores.get(part.request_id)
+
+    def feed(self, output: RequestOutput) -> Delta | None:
+        """The delta of one output; None while its text is held back.
+
+        Token ids and logprobs wait for text to go with, so that no part of a stop string shows
+        early; what is still held goes out with the finish reason.
+        """
+        part = self._parts[output.request_id]
+        self._count(output)
+        choice = self._choice(part, output.index)
+        text = output.new_text
+        if not choice.has_begun:
+            choice.has_begun = True
+            text = self._echo(part, choice) + text
+        self._hold(choice, output)
+        if not text and output.finish_reason is None:
+            return None
+        return self._emit(choice, text, output)
+
+    def _count(self, output: RequestOutput) -> None:
+        self.usage.completion_tokens += len(output.new_token_ids)
+        if output.request_id not in self._seen_prompts:
+            self._seen_prompts.add(output.request_id)
+            self.usage.cached_tokens += output.num_cached_tokens
+        if output.prompt_logprobs is not None:
+            self._prompt_scores[output.request_id] = output.prompt_logprobs
+
+    def _choice(self, part: PromptPart, index: int) -> _Choice:
+        index += part.first_index
+        choice = self._choices.get(index)
+        if choice is None:
+            scorer = _Offsets(self._tokenizer, self._options.skip_special_tokens)
+            choice = self._choices[index] = _Choice(index, scorer)
+        return choice
+
+    def _echo(self, part: PromptPart, choice: _Choice) -> str:
+        if self._options.score_prompt:
+            scores = self._prompt_scores.get(part.request_id, [])
+            for token_id, score in zip(part.token_ids, scores, strict=True):
+                choice.logprobs.append(self._scored(choice, token_id, score))
+        choice.scorer.jump_to(len(part.echo_text))
+        return part.echo_text
+
+    def _hold(self, choice: _Choice, output: RequestOutput) -> None:
+        choice.token_ids += output.new_token_ids
+        if self._options.logprobs is not None and output.logprobs is not None:
+            for token_id, score in zip(output.new_token_ids, output.logprobs, strict=True):
+                choice.logprobs.append(self._scored(choice, token_id, score))
+
+    def _scored(self, choice: _Choice, token_id: int, score: SampledToken | None) -> ScoredToken:
+        offset = choice.scorer.next_offset(token_id)
+        if score is None:
+            return ScoredToken(token_id, None, (), offset)
+        top = tuple((i, _finite(p)) for i, p in score.top[: self._options.logprobs])
+        return ScoredToken(token_id, _finite(score.logprob), top, offset)
+
+    def _emit(self, choice: _Choice, text: str, output: RequestOutput) -> Delta:
+        with_logprobs = self._options.logprobs is not None
+        delta = Delta(
+            choice.index,
+            text,
+            choice.token_ids,
+            choice.logprobs if with_logprobs else None,
+            output.finish_reason,
+            output.stop_reason,
+        )
+        choice.token_ids, choice.logprobs = [], []
+        return delta
+
+
+class _Offsets:
+    """Where each token's text begins: the length of the text of all tokens before it."""
+
+    __slots__ = ("_detokenizer", "_length")
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
+        self._length = 0
+
+    def next_offset(self, token_id: int) -> int:
+        offset = self._length
+        self._length += len(self._detokenizer.push(token_id))
+        return offset
+
+    def jump_to(self, length: int) -> None:
+        """The echoed prompt may be longer than its decoded ids (text the tokenizer normalised)."""
+        self._length = length
+
+
+def _finite(logprob: float | None) -> float:
+    return MIN_LOGPROB if logprob is None else max(logprob, MIN_LOGPROB)
+
+
+@dataclass(slots=True)
+class WholeChoice:
+    """All deltas of one choice, joined."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[ScoredToken] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+def join(deltas: Sequence[Delta], num_choices: int) -> list[WholeChoice]:
+    """The whole choices, by index."""
+    choices = [WholeChoice(index) for index in range(num_choices)]
+    texts: list[list[str]] = [[] for _ in range(num_choices)]
+    for delta in deltas:
+        choice = choices[delta.index]
+        texts[delta.index].append(delta.text)
+        choice.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            choice.logprobs = (choice.logprobs or []) + delta.logprobs
+        if delta.finish_reason is not None:
+            choice.finish_reason = delta.finish_reason
+            choice.stop_reason = delta.stop_reason
+    for choice, parts in zip(choices, texts, strict=True):
+        choice.text = "".join(parts)
+    return choices

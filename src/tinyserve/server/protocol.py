@@ -1,0 +1,246 @@
+"""What a client may send: the request bodies, strictly typed.
+
+Nothing is coerced ("false" is not a boolean, 1.5 is not a count, NaN is not a number). Unknown
+fields are kept apart so that they can be logged; fields this version does not serve are refused by
+name in `refusals`, never ignored. An explicit null means the same as leaving the field out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from tinyserve.errors import RequestError
+
+# Request fields that go straight into SamplingParams under their own name.
+SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "seed",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "min_tokens",
+    "max_tokens",
+    "ignore_eos",
+    "prompt_logprobs",
+    "n",
+    "allowed_token_ids",
+    "bad_words",
+    "skip_special_tokens",
+)
+
+
+def _one_or_many_strings(value: Any) -> Any:
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return value
+    raise ValueError("must be a string or a list of strings")
+
+
+Strings = Annotated[str | list[str] | None, BeforeValidator(_one_or_many_strings)]
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`; neither is on unless asked for."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationRequest(BaseModel):
+    """What both routes share."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+    truncate_prompt_tokens: int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: Strings = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    ignore_eos: bool | None = None
+    prompt_logprobs: int | None = None
+    n: int | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    skip_special_tokens: bool | None = None
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """The sampling fields that the client set, by SamplingParams' names."""
+        values = {name: getattr(self, name) for name in SAMPLING_FIELDS}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.include_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
+
+
+class CompletionRequest(GenerationRequest):
+    """`POST /v1/completions`. `engine.intake`, which knows the vocabulary, checks `prompt`."""
+
+    prompt: str | list[str] | list[int] | list[list[int]] | Any = None
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+    suffix: str | None = None
+    add_special_tokens: bool | None = None
+
+
+def _content(value: Any) -> Any:
+    """A union in words a client understands; pydantic's own would name each member."""
+    if value is None or isinstance(value, str | list):
+        return value
+    raise ValueError("must be a string or a list of content parts")
+
+
+class ChatMessage(BaseModel):
+    """One message of a conversation. `text.template` checks what its parts may be."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[str | list[Any] | None, BeforeValidator(_content)] = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as the chat template reads it, unknown keys included."""
+        return {k: v for k, v in self.model_dump().items() if v is not None}
+
+
+class ChatRequest(GenerationRequest):
+    """`POST /v1/chat/completions`."""
+
+    messages: list[ChatMessage]
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    max_completion_tokens: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    echo: bool | None = None
+
+    def sampling_fields(self) -> dict[str, Any]:
+        fields = super().sampling_fields()
+        if self.max_completion_tokens is not None:
+            fields["max_tokens"] = self.max_completion_tokens
+        return fields
+
+
+Body = TypeVar("Body", bound=GenerationRequest)
+
+_UNION_TAGS = {"str", "int", "float", "bool", "dict", "list"}
+
+
+def parse_body(kind: type[Body], body: bytes) -> Body:
+    """The request in `body`, or RequestError naming the first field at fault."""
+    try:
+        request = kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _request_error(error) from None
+    refuse_unserved(request.model_extra or {})
+    return request
+
+
+def _request_error(error: ValidationError) -> RequestError:
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    # Of the members of a union, the one that went deepest is what the client meant.
+    same_field = [e for e in errors if e["loc"][:1] == errors[0]["loc"][:1]]
+    first = max(same_field, key=lambda e: len(e["loc"]))
+    path = [p for p in first["loc"] if not _is_union_tag(p)]
+    param = _spell(path)
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "json_invalid":
+        return RequestError(f"The request body is not valid JSON: {message}", code="invalid_json")
+    if not path:
+        return RequestError("The request body must be a JSON object")
+    return RequestError(f"{param}: {message}", param=param, code="invalid_type")
+
+
+def _spell(path: Sequence[int | str]) -> str:
+    """messages[0].content"""
+    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).removeprefix(".")
+
+
+def _is_union_tag(part: int | str) -> bool:
+    return isinstance(part, str) and (part in _UNION_TAGS or "[" in part)
+
+
+# Fields of the OpenAI API and its extensions that change what the answer means. Until they are
+# served, a request that uses one is refused.
+_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+_OTHER_GRAMMARS = ("grammar", "json_schema", "regex", "ebnf", "guided_decoding_backend")
+_UNSERVED = (*_GUIDED, *_OTHER_GRAMMARS, "functions", "function_call", "use_beam_search")
+
+
+def refuse_unserved(extra: Mapping[str, Any]) -> None:
+    """Raise RequestError where a field asks for what this version cannot do."""
+    for name in _UNSERVED:
+        if extra.get(name):
+            raise RequestError(f"{name} is not supported by this server", param=name)
+    if extra.get("tools") and extra.get("tool_choice") != "none":
+        raise RequestError("tools are not supported by this server", param="tools")
+    if extra.get("tool_choice") not in (None, "none", "auto"):
+        raise RequestError("tool_choice is not supported by this server", param="tool_choice")
+    response_format = extra.get("response_format")
+    if response_format is not None and response_format != {"type": "text"}:
+        raise RequestError(
+            "response_format: only {'type': 'text'} is supported by this server",
+            param="response_format",
+        )
+    modalities = extra.get("modalities")
+    if modalities is not None and modalities != ["text"]:
+        raise RequestError("modalities: only ['text'] is supported", param="modalities")
+    if extra.get("chat_template"):
+        raise RequestError(
+            "chat_template may only be set by the operator (--chat-template)", param="chat_template"
+        )
+    for name in ("audio", "web_search_options"):
+        if extra.get(name):
+            raise RequestError(f"{name} is not supported by this server", param=name)
+
+
+KNOWN_AND_HARMLESS = frozenset(
+    {
+        "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier",
+        "prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "verbosity", "prediction",
+        "tools", "tool_choice", "response_format", "modalities",
+    }
+)  # fmt: skip

@@ -1,0 +1,283 @@
+"""`Service`: what the routes do, without HTTP: from a checked body to a job for the engine and
+back.
+
+One per served model. Holds the names it answers to and the limits at the door; no state of
+requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from tinyserve.engine.build import Engine
+from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Prompt, split_prompts
+from tinyserve.engine.request import EngineRequest
+from tinyserve.engine.sampling import SamplingParams
+from tinyserve.errors import RequestError, UnknownModelError
+from tinyserve.server.deltas import Delta, DeltaMaker, DeltaOptions, PromptPart, join
+from tinyserve.server.protocol import (
+    KNOWN_AND_HARMLESS,
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+)
+from tinyserve.server.session import Job
+from tinyserve.server.shapes import ChatShape, CompletionShape, Identity, Shape, ShapeOptions
+
+logger = logging.getLogger("tinyserve.server")
+
+T = TypeVar("T")
+
+ALIAS = "tinyserve"
+MAX_PROMPTS = 1024  # in one request
+MAX_CHOICES = 1024  # prompts times n
+INLINE_CHARACTERS = 8192  # longer texts are tokenized off the event loop
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that may go to the engine, and how its answer is to be written."""
+
+    job: Job
+    shape: Shape
+    parts: Sequence[PromptPart]
+    body: GenerationRequest
+
+    def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
+        """The answer that is not streamed."""
+        choices = join(deltas, self.job.num_choices)
+        answer = self.shape.whole(choices, self.job.deltas.usage)
+        per_part = len(answer["choices"]) // len(self.parts)
+        for i, choice in enumerate(answer["choices"]):
+            home = choice if isinstance(self.shape, CompletionShape) else answer
+            home.update(self._prompt_fields(self.parts[i // per_part]))
+        return answer
+
+    def _prompt_fields(self, part: PromptPart) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if self.body.return_token_ids:
+            fields["prompt_token_ids"] = list(part.token_ids)
+        scores = self.job.deltas.prompt_logprobs(part)
+        if self.body.prompt_logprobs is not None and scores is not None:
+            fields["prompt_logprobs"] = self.shape.prompt_logprobs(part.token_ids, scores)
+        return fields
+
+
+@dataclass
+class Service:
+    """Prepares requests for one engine."""
+
+    engine: Engine
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        named = self.engine.config.server.served_model_name
+        self.names: tuple[str, ...] = named or (self.engine.model_name,)
+        self._known_strangers: set[str] = set()
+
+    def model_object(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "tinyserve",
+            "root": self.engine.model_name,
+            "parent": None,
+            "max_model_len": self.engine.intake.limits.max_model_len,
+        }
+
+    def resolve_model(self, name: str | None) -> str:
+        """The served name that `name` stands for. Raises UnknownModelError."""
+        if name is None or name == ALIAS:
+            return self.names[0]
+        if name not in self.names:
+            raise UnknownModelError(name)
+        return name
+
+    async def completion(self, body: CompletionRequest, client: str) -> Prepared:
+        """Check and tokenize a completion. Raises RequestError."""
+        model = self._check_common(body, body.logprobs, "logprobs")
+        if body.suffix:
+            raise RequestError("suffix is not supported by this model", param="suffix")
+        if body.best_of is not None and body.best_of != (body.n or 1):
+            raise RequestError("best_of is supported only where it equals n", param="best_of")
+        fields = body.sampling_fields()
+        if body.logprobs is not None:
+            fields["logprobs"] = body.logprobs
+        score_prompt = bool(body.echo) and body.logprobs is not None
+        if score_prompt:
+            fields["prompt_logprobs"] = max(body.logprobs or 0, body.prompt_logprobs or 0)
+        params = self.engine.intake.params(fields, max_tokens=COMPLETION_MAX_TOKENS)
+        prompts = _checked_prompts(body.prompt, params.n)
+        special = body.add_special_tokens is not False
+        encoded = await self._encode(prompts, special)
+        texts = [
+            self._echo_text(p, ids, body, params) for p, ids in zip(prompts, encoded, strict=True)
+        ]
+        options = DeltaOptions(body.logprobs, score_prompt, params.skip_special_tokens)
+        shape = CompletionShape(
+            self.engine.intake.tokenizer, self._identity("cmpl", model), _shape_options(body)
+        )
+        return self._prepared(body, client, params, (encoded, texts), options, shape)
+
+    async def chat(self, body: ChatRequest, client: str) -> Prepared:
+        """Check, render and tokenize a conversation. Raises RequestError."""
+        model = self._check_common(body, body.top_logprobs, "top_logprobs")
+        if body.top_logprobs is not None and not body.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+        logprobs = (body.top_logprobs or 0) if body.logprobs else None
+        fields = body.sampling_fields()
+        if logprobs is not None:
+            fields["logprobs"] = logprobs
+        params = self.engine.intake.params(fields, max_tokens=None)
+        ids = await self._off_loop_if(
+            sum(_content_length(m.content) for m in body.messages), self._encode_chat, body
+        )
+        echo = ""
+        if body.echo and body.continue_final_message:
+            last = body.messages[-1].content
+            echo = last if isinstance(last, str) else ""
+        options = DeltaOptions(logprobs, False, params.skip_special_tokens)
+        shape = ChatShape(
+            self.engine.intake.tokenizer, self._identity("chatcmpl", model), _shape_options(body)
+        )
+        return self._prepared(body, client, params, ([ids], [echo]), options, shape)
+
+    def _check_common(self, body: GenerationRequest, num_logprobs: int | None, param: str) -> str:
+        model = self.resolve_model(body.model)
+        limit = self.engine.config.server.max_logprobs
+        for name, value in ((param, num_logprobs), ("prompt_logprobs", body.prompt_logprobs)):
+            if value is not None and not 0 <= value <= limit:
+                raise RequestError(f"{name} must be between 0 and {limit}, got {value}", param=name)
+        if body.stream and body.prompt_logprobs is not None:
+            raise RequestError(
+                "prompt_logprobs is not available in a stream", param="prompt_logprobs"
+            )
+        if body.stream_options is not None and not body.stream:
+            raise RequestError("stream_options needs stream: true", param="stream_options")
+        keep = body.truncate_prompt_tokens
+        if keep is not None and keep < 1:
+            raise RequestError(
+                f"truncate_prompt_tokens must be at least 1, got {keep}",
+                param="truncate_prompt_tokens",
+            )
+        if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= 1024:
+            raise RequestError("cache_salt must have 1 to 1024 characters", param="cache_salt")
+        if body.priority is not None and abs(body.priority) >= 2**31:
+            raise RequestError("priority is out of range", param="priority")
+        self._note_strangers(body)
+        return model
+
+    def _prepared(
+        self,
+        body: GenerationRequest,
+        client: str,
+        params: SamplingParams,
+        prompts: tuple[list[list[int]], list[str]],
+        options: DeltaOptions,
+        shape: Shape,
+    ) -> Prepared:
+        group = secrets.token_hex(12)
+        requests: list[EngineRequest] = []
+        parts: list[PromptPart] = []
+        for i, (ids, echo) in enumerate(zip(*prompts, strict=True)):
+            request = self.engine.intake.request(
+                f"{group}-{i}",
+                _truncated(ids, body.truncate_prompt_tokens),
+                params,
+                priority=body.priority or 0,
+                cache_salt=body.cache_salt,
+                client=client,
+            )
+            requests.append(request)
+            parts.append(
+                PromptPart(request.request_id, i * params.n, request.prompt_token_ids, echo)
+            )
+        deltas = DeltaMaker(self.engine.intake.tokenizer, parts, options)
+        job = Job(group, client, requests, deltas, num_choices=params.n * len(parts))
+        return Prepared(job, shape, parts, body)
+
+    async def _encode(self, prompts: Sequence[Prompt], special: bool) -> list[list[int]]:
+        def encode_all() -> list[list[int]]:
+            intake = self.engine.intake
+            return [intake.encode(p, add_special_tokens=special) for p in prompts]
+
+        return await self._off_loop_if(sum(len(p) for p in prompts), encode_all)
+
+    def _encode_chat(self, body: ChatRequest) -> list[int]:
+        return self.engine.intake.encode_chat(
+            [message.for_template() for message in body.messages],
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=bool(body.continue_final_message),
+            template_kwargs=body.chat_template_kwargs,
+        )
+
+    async def _off_loop_if(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
+        """Run at once when small, else on a thread, so that the loop keeps serving others."""
+        if size <= INLINE_CHARACTERS:
+            return function(*arguments)
+        return await asyncio.to_thread(function, *arguments)
+
+    def _echo_text(
+        self, prompt: Prompt, ids: list[int], body: CompletionRequest, params: SamplingParams
+    ) -> str:
+        if not body.echo:
+            return ""
+        kept = _truncated(ids, body.truncate_prompt_tokens)
+        if isinstance(prompt, str) and len(kept) == len(ids):
+            return prompt
+        return self.engine.intake.tokenizer.decode(
+            kept, skip_special_tokens=params.skip_special_tokens
+        )
+
+    def _identity(self, prefix: str, model: str) -> Identity:
+        return Identity(
+            f"{prefix}-{secrets.token_hex(12)}", int(time.time()), model, self.engine.fingerprint
+        )
+
+    def _note_strangers(self, body: GenerationRequest) -> None:
+        """One log line for each unknown field that turns up, however often it does."""
+        new = set(body.model_extra or ()) - KNOWN_AND_HARMLESS - self._known_strangers
+        if new and len(self._known_strangers) < 1000:
+            self._known_strangers |= new
+            shown = ", ".join(repr(name[:64]) for name in itertools.islice(sorted(new), 20))
+            logger.info("ignoring unknown request fields: %s (said once)", shown)
+
+
+def _checked_prompts(value: Any, n: int) -> list[Prompt]:
+    if value is None:
+        raise RequestError("prompt is required", param="prompt")
+    prompts = split_prompts(value)
+    if len(prompts) > MAX_PROMPTS or len(prompts) * n > MAX_CHOICES:
+        raise RequestError(
+            f"at most {MAX_PROMPTS} prompts and {MAX_CHOICES} choices (prompts times n) in one "
+            f"request, got {len(prompts)} prompts with n={n}",
+            param="prompt",
+        )
+    return prompts
+
+
+def _truncated(ids: list[int], keep: int | None) -> list[int]:
+    return ids if keep is None else ids[-keep:]
+
+
+def _shape_options(body: GenerationRequest) -> ShapeOptions:
+    return ShapeOptions(
+        usage=body.include_usage,
+        continuous_usage=body.continuous_usage,
+        token_ids=bool(body.return_token_ids),
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+    )
+
+
+def _content_length(content: str | list[Any] | None) -> int:
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(str(part)) for part in content or ())

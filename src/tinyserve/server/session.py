@@ -1,0 +1,116 @@
+"""`Session`: the life of one HTTP request from submission to release.
+
+A context that submits to the engine, watches the connection and the clock, and in the end, however
+it comes, releases everything. Inside it, `deltas` yields what there is to answer with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tinyserve.engine.request import EngineRequest
+from tinyserve.errors import RequestTimeoutError, TinyServeError
+from tinyserve.server.bridge import EngineBridge
+from tinyserve.server.deltas import Delta, DeltaMaker
+from tinyserve.server.mailbox import Mailbox, Signal
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+PING_INTERVAL_S = 15.0
+
+
+class ClientGoneError(Exception):
+    """The client has closed the connection; there is nobody to answer."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One HTTP request, ready for the engine."""
+
+    group: str
+    client: str
+    requests: Sequence[EngineRequest]
+    deltas: DeltaMaker
+    num_choices: int
+
+
+class Session:
+    """Use once: `open`, then `batches`, then `close` (idempotent)."""
+
+    def __init__(self, bridge: EngineBridge, job: Job, *, timeout_s: float) -> None:
+        self._bridge = bridge
+        self._job = job
+        self._timeout_s = timeout_s
+        self._mailbox = Mailbox()
+        self._timer: asyncio.TimerHandle | None = None
+        self._ticker: asyncio.TimerHandle | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    def open(self) -> None:
+        """Queue the requests. Raises QueueFullError or EngineDeadError."""
+        job = self._job
+        self._bridge.submit(job.group, job.requests, self._mailbox, client=job.client)
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._timeout_s, self._expire)
+
+    def close(self) -> None:
+        """Release the requests and stop watching."""
+        self._bridge.release(self._job.group)
+        for handle in (self._timer, self._ticker):
+            if handle is not None:
+                handle.cancel()
+        if self._watcher is not None:
+            self._watcher.cancel()
+
+    def watch(self, receive: Receive, *, ticks: bool = False) -> None:
+        """Notice the client's leaving; with `ticks`, also every quarter minute that passes."""
+        self._watcher = asyncio.get_running_loop().create_task(self._watch(receive))
+        if ticks:
+            self._tick_later()
+
+    async def batches(self) -> AsyncIterator[list[Delta]]:
+        """Deltas in the order they came, all that are there at once; an empty batch is a tick.
+
+        Ends after the last choice's finish. Raises ClientGoneError, or the error that ended the
+        request.
+        """
+        left = self._job.num_choices
+        while left:
+            deltas: list[Delta] = []
+            is_tick = False
+            for event in await self._mailbox.take():
+                if isinstance(event, TinyServeError):
+                    raise event
+                if event is Signal.GONE:
+                    raise ClientGoneError
+                if isinstance(event, Signal):
+                    is_tick = True
+                    continue
+                if event.finish_reason in ("error", "abort"):
+                    raise event.error or TinyServeError("the request was aborted")
+                delta = self._job.deltas.feed(event)
+                if delta is not None:
+                    deltas.append(delta)
+                    left -= delta.finish_reason is not None
+            if deltas or is_tick:
+                yield deltas
+
+    async def _watch(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._mailbox.put(Signal.GONE)
+
+    def _expire(self) -> None:
+        self._mailbox.put(
+            RequestTimeoutError(f"the request took longer than {self._timeout_s:g} seconds")
+        )
+
+    def _tick_later(self) -> None:
+        self._ticker = asyncio.get_running_loop().call_later(PING_INTERVAL_S, self._tick)
+
+    def _tick(self) -> None:
+        self._mailbox.put(Signal.TICK)
+        self._tick_later()

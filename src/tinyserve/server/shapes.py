@@ -1,0 +1,245 @@
+"""The JSON shapes of both routes' answers, whole and streamed.
+
+A shape turns deltas and joined choices into OpenAI's objects. Frames of a stream are built by hand
+from a prefix that is fixed per response and the JSON of the delta alone; nothing is validated per
+token.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from json.encoder import encode_basestring as quote
+from typing import Any
+
+from tinyserve.engine.sampling import SampledToken
+from tinyserve.server.deltas import MIN_LOGPROB, Delta, ScoredToken, Usage, WholeChoice
+from tinyserve.text.tokenizer import Tokenizer
+
+
+def to_json(value: Any) -> str:
+    """Compact JSON; refuses NaN, which no client could read."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What is the same in every chunk of one response."""
+
+    response_id: str
+    created: int
+    model: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class ShapeOptions:
+    """What the client wants to see."""
+
+    usage: bool = False  # streams: a last chunk with the usage
+    continuous_usage: bool = False  # streams: the running usage in every chunk
+    token_ids: bool = False
+    tokens_as_ids: bool = False
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+class Shape(ABC):
+    """One route's way to write an answer."""
+
+    whole_object: str
+    chunk_object: str
+
+    def __init__(self, tokenizer: Tokenizer, identity: Identity, options: ShapeOptions) -> None:
+        self._tokenizer = tokenizer
+        self._identity = identity
+        self._options = options
+        head = to_json(self._head(self.chunk_object))[:-1]
+        self._prefix = f'{head},"choices":[{{"index":'
+
+    def opening(self, num_choices: int) -> list[str]:
+        """The chunks that begin a stream."""
+        return []
+
+    def chunk(self, delta: Delta, usage: Usage) -> str:
+        """The JSON of one chunk of a stream."""
+        finish = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
+        logprobs = "null" if delta.logprobs is None else to_json(self.logprobs(delta.logprobs))
+        extra = ""
+        if delta.stop_reason is not None:
+            extra += f',"stop_reason":{to_json(delta.stop_reason)}'
+        if self._options.token_ids:
+            extra += f',"token_ids":{to_json(delta.token_ids)}'
+        return (
+            f"{self._prefix}{delta.index},{self._delta_text(delta)},"
+            f'"logprobs":{logprobs},"finish_reason":{finish}{extra}}}]{self._usage(usage)}}}'
+        )
+
+    def usage_chunk(self, usage: Usage) -> str:
+        """The last chunk of a stream that was asked for usage: no choices."""
+        head = self._head(self.chunk_object)
+        return to_json({**head, "choices": [], "usage": usage_object(usage)})
+
+    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> dict[str, Any]:
+        """The answer that is not streamed."""
+        return {
+            **self._head(self.whole_object),
+            "choices": [self._whole_choice(choice) for choice in choices],
+            "usage": usage_object(usage),
+        }
+
+    @abstractmethod
+    def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+        """The route's logprobs object."""
+
+    @abstractmethod
+    def _delta_text(self, delta: Delta) -> str:
+        """The members of a chunk's choice that hold its text."""
+
+    @abstractmethod
+    def _whole_text(self, choice: WholeChoice) -> dict[str, Any]:
+        """The members of a whole choice that hold its text."""
+
+    def prompt_logprobs(
+        self, token_ids: Sequence[int], scores: Sequence[SampledToken | None]
+    ) -> list[dict[str, Any] | None]:
+        """vLLM's `prompt_logprobs`: for each prompt token, id -> logprob, rank, text."""
+        return [
+            None if score is None else self._prompt_entry(token_id, score)
+            for token_id, score in zip(token_ids, scores, strict=True)
+        ]
+
+    def _prompt_entry(self, token_id: int, score: SampledToken) -> dict[str, Any]:
+        ranked = [(i, p, rank) for rank, (i, p) in enumerate(score.top, start=1)]
+        if all(i != token_id for i, _, _ in ranked):
+            ranked.append((token_id, score.logprob or 0.0, score.rank or 0))
+        return {
+            str(i): {
+                "logprob": max(p, MIN_LOGPROB),
+                "rank": rank,
+                "decoded_token": self.token_text(i),
+            }
+            for i, p, rank in ranked
+        }
+
+    def token_text(self, token_id: int) -> str:
+        """A token as a string that tells it apart, also where it is part of a character."""
+        if self._options.tokens_as_ids:
+            return f"token_id:{token_id}"
+        data = self._tokenizer.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        identity = self._identity
+        return {
+            "id": identity.response_id,
+            "object": kind,
+            "created": identity.created,
+            "model": identity.model,
+            "system_fingerprint": identity.fingerprint,
+        }
+
+    def _usage(self, usage: Usage) -> str:
+        if self._options.continuous_usage:
+            return f',"usage":{to_json(usage_object(usage))}'
+        return ',"usage":null' if self._options.usage else ""
+
+    def _whole_choice(self, choice: WholeChoice) -> dict[str, Any]:
+        result: dict[str, Any] = {
+            "index": choice.index,
+            **self._whole_text(choice),
+            "logprobs": None if choice.logprobs is None else self.logprobs(choice.logprobs),
+            "finish_reason": choice.finish_reason,
+        }
+        if choice.stop_reason is not None:
+            result["stop_reason"] = choice.stop_reason
+        if self._options.token_ids:
+            result["token_ids"] = choice.token_ids
+        return result
+
+
+class CompletionShape(Shape):
+    """`/v1/completions`."""
+
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def _delta_text(self, delta: Delta) -> str:
+        return f'"text":{quote(delta.text)}'
+
+    def _whole_text(self, choice: WholeChoice) -> dict[str, Any]:
+        return {"text": choice.text}
+
+    def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+        return {
+            "tokens": [self.token_text(t.token_id) for t in tokens],
+            "token_logprobs": [t.logprob for t in tokens],
+            "top_logprobs": [self._top(t) for t in tokens],
+            "text_offset": [t.offset for t in tokens],
+        }
+
+    def _top(self, token: ScoredToken) -> Mapping[str, float] | None:
+        if token.logprob is None:
+            return None
+        top = {self.token_text(i): p for i, p in token.top}
+        top.setdefault(self.token_text(token.token_id), token.logprob)
+        return top
+
+
+class ChatShape(Shape):
+    """`/v1/chat/completions`."""
+
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def opening(self, num_choices: int) -> list[str]:
+        tail = "null}]" + (',"usage":null}' if self._options.usage else "}")
+        return [
+            f'{self._prefix}{index},"delta":{{"role":"assistant","content":""}},'
+            f'"logprobs":null,"finish_reason":{tail}'
+            for index in range(num_choices)
+        ]
+
+    def _delta_text(self, delta: Delta) -> str:
+        return f'"delta":{{"content":{quote(delta.text)}}}' if delta.text else '"delta":{}'
+
+    def _whole_text(self, choice: WholeChoice) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": choice.text}}
+
+    def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+        content = [
+            {
+                **self._entry(t.token_id, t.logprob),
+                "top_logprobs": [self._entry(i, p) for i, p in t.top],
+            }
+            for t in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token_id: int, logprob: float | None) -> dict[str, Any]:
+        return {
+            "token": self.token_text(token_id),
+            "logprob": logprob,
+            "bytes": list(self._tokenizer.token_bytes(token_id)),
+        }
+
+
+def sse(chunks: Iterable[str]) -> bytes:
+    """The chunks as server-sent events (WHATWG HTML, section 9.2)."""
+    return "".join(f"data: {chunk}\n\n" for chunk in chunks).encode()
+
+
+DONE = b"data: [DONE]\n\n"
+PING = b": ping\n\n"

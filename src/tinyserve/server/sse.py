@@ -1,0 +1,112 @@
+"""The streamed response: server-sent events, written as they come.
+
+An ASGI response of its own instead of the framework's, so that a token costs one `send` and
+nothing else. The status line waits for the first event (or the first ping), so that an error
+before it is still plain JSON with its own status. After it, an error is a `data: {"error": ...}`
+event and the end, without [DONE]: never an end that looks complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from tinyserve.server.deltas import Delta, DeltaMaker
+from tinyserve.server.errors import HTTPFailure, failure
+from tinyserve.server.session import ClientGoneError, Receive, Session
+from tinyserve.server.shapes import DONE, PING, Shape, sse, to_json
+
+logger = logging.getLogger("tinyserve.server")
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class EventStream:
+    """Sends one session as events. `session` is open and is closed here."""
+
+    def __init__(
+        self,
+        session: Session,
+        shape: Shape,
+        deltas: DeltaMaker,
+        *,
+        num_choices: int,
+        include_usage: bool,
+        headers: list[tuple[bytes, bytes]],
+    ) -> None:
+        self._session = session
+        self._shape = shape
+        self._deltas = deltas
+        self._num_choices = num_choices
+        self._include_usage = include_usage
+        self._headers = headers
+        self._has_begun = False
+
+    async def __call__(self, receive: Receive, send: Send) -> None:
+        try:
+            self._session.watch(receive, ticks=True)
+            await self._stream(send)
+        except (ClientGoneError, OSError):  # servers raise OSError on sending to a closed socket
+            logger.debug("a client left its stream")
+        except Exception as error:
+            await self._fail(error, send)
+        finally:
+            self._session.close()
+
+    async def _stream(self, send: Send) -> None:
+        async for batch in self._session.batches():
+            if not self._has_begun:
+                await self._begin(send)
+            await _write(send, self._frames(batch) if batch else PING)
+        tail = [self._shape.usage_chunk(self._deltas.usage)] if self._include_usage else []
+        await _write(send, sse(tail) + DONE, is_last=True)
+
+    def _frames(self, batch: list[Delta]) -> bytes:
+        usage = self._deltas.usage
+        return sse([self._shape.chunk(delta, usage) for delta in batch])
+
+    async def _begin(self, send: Send) -> None:
+        self._has_begun = True
+        headers = HEADERS + self._headers
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        opening = self._shape.opening(self._num_choices)
+        if opening:
+            await _write(send, sse(opening))
+
+    async def _fail(self, error: Exception, send: Send) -> None:
+        told = failure(error)
+        if told.status >= 500:
+            logger.error("a stream failed: %s", error, exc_info=error)
+        with contextlib.suppress(OSError):  # the client may be gone as well
+            if self._has_begun:
+                await _write(send, sse([to_json(told.body)]), is_last=True)
+            else:
+                await send_failure(send, told, self._headers)
+
+
+async def send_failure(
+    send: Send, told: HTTPFailure, headers: list[tuple[bytes, bytes]] | None = None
+) -> None:
+    """A whole error response through bare ASGI."""
+    body = to_json(told.body).encode()
+    own = [(k.lower().encode(), v.encode()) for k, v in told.headers.items()]
+    all_headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        *own,
+        *(headers or []),
+    ]
+    await send({"type": "http.response.start", "status": told.status, "headers": all_headers})
+    await _write(send, body, is_last=True)
+
+
+async def _write(send: Send, body: bytes, *, is_last: bool = False) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": not is_last})
