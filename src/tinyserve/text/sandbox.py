@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
@@ -29,8 +30,9 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_ROUNDS = 1_000_000  # loop rounds and calls of one render
-MAX_SECONDS = 10.0
-MAX_CHARS = 1 << 24  # of the output, and of any value made on the way
+MAX_SECONDS = 5.0
+MAX_CHARS = 1 << 24  # of the output, and of any text made on the way
+MAX_ITEMS = 1 << 20  # of any list or object made on the way
 _MAX_WIDTH = 1 << 16  # of an indent, a column, a batch
 _WIDENING = {
     *("ljust", "rjust", "center", "zfill", "expandtabs", "to_bytes"),  # methods
@@ -161,8 +163,10 @@ def _counting(iterator: Iterator[Any], budget: _Budget) -> Iterator[Any]:
 
 def _checked(value: Any) -> Any:
     """Refuse a value that has grown too large to go on with."""
-    if isinstance(value, (str, bytes, list, tuple, dict)) and len(value) > MAX_CHARS:
-        raise TemplateFailed(f"the chat template makes a value of over {MAX_CHARS} characters")
+    if isinstance(value, (str, bytes)) and len(value) > MAX_CHARS:
+        raise TemplateFailed(f"the chat template makes a text of over {MAX_CHARS} characters")
+    if isinstance(value, (list, tuple, dict)) and len(value) > MAX_ITEMS:
+        raise TemplateFailed(f"the chat template makes a list of over {MAX_ITEMS} items")
     if isinstance(value, int) and value.bit_length() > 4096:
         raise TemplateFailed("the chat template makes a number of over 4096 bits")
     return value
@@ -172,8 +176,9 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
     """Refuse, before it is made, what an operator would blow up."""
     if operator == "*":
         for value, count in ((left, right), (right, left)):
+            limit = MAX_CHARS if isinstance(value, (str, bytes)) else MAX_ITEMS
             is_repetition = isinstance(value, Sized) and isinstance(count, int)
-            if is_repetition and len(value) * count > MAX_CHARS:
+            if is_repetition and len(value) * count > limit:
                 raise TemplateFailed("the chat template repeats a value too often")
     elif operator == "**" and (abs(left) > 1 << 64 or abs(right) > 64):
         raise TemplateFailed("the chat template raises to too high a power")
@@ -183,13 +188,13 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
 
 def _check_growth(name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """The same for a method or filter `name` of `value`."""
-    numbers = [item for item in (*args, *kwargs.values()) if isinstance(item, (int, float))]
-    if name in _WIDENING and any(abs(number) > _MAX_WIDTH for number in numbers):
-        raise TemplateFailed(f"the chat template asks {name} for more than {_MAX_WIDTH}")
-    sizes = [len(item) for item in (value, *args, *kwargs.values()) if isinstance(item, Sized)]
-    if name in ("join", "replace", "translate") and len(sizes) > 1:
-        largest, second = sorted(sizes)[:-3:-1]
-        if largest * second > MAX_CHARS:
+    if name in _WIDENING:
+        numbers = [item for item in (*args, *kwargs.values()) if isinstance(item, (int, float))]
+        if any(abs(number) > _MAX_WIDTH for number in numbers):
+            raise TemplateFailed(f"the chat template asks {name} for more than {_MAX_WIDTH}")
+    elif name in ("join", "replace", "translate"):
+        sizes = [len(item) for item in (value, *args, *kwargs.values()) if isinstance(item, Sized)]
+        if len(sizes) > 1 and math.prod(sorted(sizes)[-2:]) > MAX_CHARS:
             raise TemplateFailed(f"the chat template asks {name} for too long a text")
 
 

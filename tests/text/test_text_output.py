@@ -1,0 +1,93 @@
+"""`TextOutput`: what the engine pushes and what readers see."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_tokenizers import IM_END, byte_level
+
+from tinyserve.text.output import TextOutput
+
+TOKENIZER = byte_level()
+EOS_ID = 2
+
+
+def run(ids: list[int], **options: object) -> tuple[list[str], str | None]:
+    """What is taken after each token and after the finish; the stop hit (tokens end there)."""
+    output = TextOutput(TOKENIZER, **options)  # type: ignore[arg-type]
+    taken, hit = [], None
+    for token_id in ids:
+        hit = output.push(token_id)
+        taken.append(output.take())
+        if hit is not None:
+            break
+    output.finish()
+    taken.append(output.take())
+    assert output.text == "".join(taken)
+    return taken, hit
+
+
+@given(
+    ids=st.lists(st.integers(0, 280), max_size=20),
+    stops=st.lists(st.text("ab\ufffd", min_size=1, max_size=2), max_size=2),
+    skip=st.booleans(),
+)
+def test_text_is_the_decoded_text_up_to_the_stop(
+    ids: list[int], stops: list[str], skip: bool
+) -> None:
+    """STR-04, STR-05: streamed parts join to the decoding of all ids, cut at the stop."""
+    taken, hit = run(ids, stops=stops, skip_special_tokens=skip)
+    whole = TOKENIZER.decode(ids, skip_special_tokens=skip)
+    joined = "".join(taken)
+    assert joined == (whole if hit is None else whole[: len(joined)])
+    assert whole[len(joined) :].startswith(hit or "")
+
+
+def test_stop_over_several_tokens() -> None:
+    """STR-05, SPEC-04."""
+    ids = TOKENIZER.encode("ABC END.")
+    assert run(ids, stops=["END"]) == ([*"ABC ", "", "", "", ""], "END")
+    assert "".join(run(ids, stops=["END"], include_stop=True)[0]) == "ABC END"
+
+
+def test_special_token_as_stop() -> None:
+    """STR-10: stops although its text is skipped; shown only if asked for."""
+    ids = [*TOKENIZER.encode("a"), EOS_ID, *TOKENIZER.encode("b")]
+    assert run(ids, stops=[IM_END]) == (["a", "", ""], IM_END)
+    assert run(ids, stops=[IM_END], include_stop=True) == (["a", IM_END, ""], IM_END)
+    assert run(ids, stops=[IM_END], skip_special_tokens=False) == (["a", "", ""], IM_END)
+
+
+def test_special_stop_releases_what_was_held() -> None:
+    """STR-10: the beginning of another stop string was only text after all."""
+    ids = [*TOKENIZER.encode("a\n"), EOS_ID]
+    assert run(ids, stops=[IM_END, "\n\n"]) == (["a", "", "\n", ""], IM_END)
+
+
+def test_min_tokens_holds_for_special_stops() -> None:
+    """SAM-08."""
+    output = TextOutput(TOKENIZER, stops=[IM_END, "a"])
+    assert output.push(EOS_ID, allow_stop=False) is None
+    (a,) = TOKENIZER.encode("a")
+    assert output.push(a, allow_stop=False) is None
+    assert output.push(EOS_ID) == IM_END
+    assert output.text == "a"
+
+
+def test_hidden_token_shows_nothing() -> None:
+    """LOAD-02: the EOS that ends a sequence, even where special tokens are shown."""
+    output = TextOutput(TOKENIZER, skip_special_tokens=False)
+    output.push(EOS_ID)
+    output.push(EOS_ID, hidden=True)
+    output.finish()
+    assert output.text == IM_END
+
+
+def test_finish_inside_a_character() -> None:
+    """STR-02: released once, however often finish is called."""
+    output = TextOutput(TOKENIZER)
+    output.push(TOKENIZER.encode("é")[0])
+    assert output.take() == ""
+    output.finish()
+    output.finish()
+    assert (output.take(), output.take(), output.text) == ("\ufffd", "", "\ufffd")

@@ -1,0 +1,193 @@
+"""`Tokenizer`: BOS and EOS rules, exact decoding, ids outside the vocabulary."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_tokenizers import (
+    EOT,
+    IM_END,
+    IM_START,
+    byte_level,
+    byte_level_backend,
+    sentencepiece,
+)
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from tinyserve.errors import ModelLoadError, RequestError
+from tinyserve.text.spec import TokenizerSpec
+from tinyserve.text.tokenizer import Tokenizer
+
+EOT_ID, BOS_ID, EOS_ID = 0, 1, 2
+BYTE_LEVEL, SENTENCEPIECE = byte_level(), sentencepiece()
+# No surrogates: they are no characters. Leading spaces belong to SentencePiece's own test.
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+EITHER = pytest.mark.parametrize("tokenizer", [BYTE_LEVEL, SENTENCEPIECE], ids=["bytes", "spm"])
+
+
+def test_bos_by_the_post_processor() -> None:
+    assert byte_level(before=(IM_START,)).encode("hello")[0] == BOS_ID
+    assert byte_level(before=(IM_START,)).encode("hello", add_special_tokens=False)[0] != BOS_ID
+    assert byte_level().encode("hello")[0] != BOS_ID
+
+
+def test_explicit_bos_rule_wins() -> None:
+    assert byte_level(add_bos=True).encode("hello")[0] == BOS_ID
+    assert byte_level(before=(IM_START,), add_bos=True).encode("hello").count(BOS_ID) == 1
+    assert BOS_ID not in byte_level(before=(IM_START,), add_bos=False).encode("hello")
+
+
+def test_eos_is_never_appended() -> None:
+    """CHAT-05: a post-processor's EOS (add_eos_token left over from training) is dropped."""
+    tokenizer = byte_level(before=(IM_START,), after=(IM_END,))
+    ids = tokenizer.encode("hello")
+    assert ids[0] == BOS_ID
+    assert EOS_ID not in ids
+    assert tokenizer.encode("") == [BOS_ID]
+
+
+def test_eos_written_in_the_text_stays() -> None:
+    """CHAT-05: only what the post-processor adds is dropped."""
+    assert byte_level(after=(IM_END,)).encode(f"hello{IM_END}")[-1] == EOS_ID
+
+
+def test_double_bos_is_avoided_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """CHAT-03: templated text sent to a completion keeps its single BOS."""
+    tokenizer = byte_level(before=(IM_START,))
+    with caplog.at_level(logging.WARNING):
+        assert tokenizer.encode(f"{IM_START}hello") == tokenizer.encode("hello")
+        tokenizer.encode(f"{IM_START}again")
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "BOS" in caplog.text
+
+
+def test_special_text_becomes_special_ids() -> None:
+    """LOAD-09: as Hugging Face's tokenizers do; encoding what was decoded is stable."""
+    ids = BYTE_LEVEL.encode(f"{IM_START}hello{IM_END}")
+    assert (ids[0], ids[-1]) == (BOS_ID, EOS_ID)
+    assert BYTE_LEVEL.encode(BYTE_LEVEL.decode(ids, skip_special_tokens=False)) == ids
+
+
+def test_empty_text() -> None:
+    """LIM-03: no BOS, no ids; the caller refuses it."""
+    assert BYTE_LEVEL.encode("") == []
+
+
+def test_lone_surrogate_is_the_requests_fault() -> None:
+    with pytest.raises(RequestError, match="surrogate"):
+        BYTE_LEVEL.encode("a\ud83d")
+    assert BYTE_LEVEL.encode("hello")
+
+
+def test_truncation_and_padding_of_training_are_off() -> None:
+    backend = byte_level_backend()
+    backend.enable_truncation(2)
+    backend.enable_padding(length=8, pad_id=0)
+    assert len(Tokenizer(backend).encode("abcdef")) == 6
+    assert len(Tokenizer(backend).encode("a")) == 1
+
+
+@EITHER
+@given(text=TEXT)
+def test_text_survives(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    expected = text if tokenizer is BYTE_LEVEL else text.replace("▁", " ")
+    assert tokenizer.decode(ids, skip_special_tokens=False) == expected
+
+
+@given(text=TEXT, skip=st.booleans())
+def test_decoding_agrees_with_the_library(text: str, skip: bool) -> None:
+    """On valid text. (On invalid bytes the library's decoders differ among themselves.)"""
+    for tokenizer in (BYTE_LEVEL, SENTENCEPIECE):
+        ids = tokenizer.encode(text)
+        library = tokenizer._backend.decode(ids, skip_special_tokens=skip)
+        assert tokenizer.decode(ids, skip_special_tokens=skip) == library
+
+
+@given(ids=st.lists(st.integers(-3, 300), max_size=20), skip=st.booleans())
+def test_decoding_is_concatenation_of_bytes(ids: list[int], skip: bool) -> None:
+    data = b"".join(
+        BYTE_LEVEL.token_bytes(i) for i in ids if not (skip and BYTE_LEVEL.is_special(i))
+    )
+    assert BYTE_LEVEL.decode(ids, skip_special_tokens=skip) == data.decode(errors="replace")
+
+
+@EITHER
+def test_ids_outside_the_vocabulary_are_empty(tokenizer: Tokenizer) -> None:
+    """SAM-11: padded logits can yield them."""
+    for token_id in (tokenizer.vocab_size, 10**6, -1):
+        assert tokenizer.token_bytes(token_id) == b""
+        assert tokenizer.decode([token_id]) == ""
+        assert tokenizer.token_text(token_id) == ""
+
+
+def test_bytes_and_text_of_one_token() -> None:
+    """STR-03: exact bytes for logprobs, replacement characters only in text."""
+    emoji = BYTE_LEVEL.encode("😀")
+    assert [BYTE_LEVEL.token_bytes(i) for i in emoji] == [b"\xf0\x9f", b"\x98", b"\x80"]
+    assert [BYTE_LEVEL.token_text(i) for i in emoji] == ["\ufffd"] * 3
+    assert BYTE_LEVEL.token_bytes(EOS_ID) == IM_END.encode()
+
+
+def test_special_ids() -> None:
+    assert BYTE_LEVEL.special_id(IM_END) == EOS_ID
+    for text in ("hello", IM_END + " ", IM_END[:-1], ""):
+        assert BYTE_LEVEL.special_id(text) is None
+    assert (BYTE_LEVEL.bos_token_id, BYTE_LEVEL.eos_token_id) == (BOS_ID, EOS_ID)
+    assert BYTE_LEVEL.special_tokens["pad_token"] == EOT
+
+
+def test_special_tokens_named_by_id_reach_the_template() -> None:
+    assert SENTENCEPIECE.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+    assert SENTENCEPIECE.bos_token_id == 1
+
+
+def make_metaspace() -> Backend:
+    """The decoder that newer conversions of SentencePiece models use."""
+    pieces = {piece: i for i, piece in enumerate(("<unk>", "▁", "a", "b", "▁a"))}
+    backend = Backend(models.BPE(pieces, [("▁", "a")], unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    backend.decoder = decoders.Metaspace(prepend_scheme="first")
+    return backend
+
+
+def make_words() -> Backend:
+    backend = Backend(models.WordLevel({"a": 0, "b": 1, "[UNK]": 2}, unk_token="[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return backend
+
+
+@pytest.mark.parametrize("make", [make_metaspace, make_words])
+def test_other_decoders(make: Callable[[], Backend]) -> None:
+    tokenizer = Tokenizer(make())
+    ids = tokenizer.encode("a b a")
+    assert tokenizer.decode(ids) == tokenizer._backend.decode(ids) == "a b a"
+
+
+def test_unknown_decoder_is_refused() -> None:
+    backend = make_words()
+    backend.decoder = decoders.CTC()
+    with pytest.raises(ModelLoadError, match="CTC"):
+        Tokenizer(backend)
+
+
+def test_damaged_tokenizer_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model": {}}')
+    with pytest.raises(ModelLoadError, match=r"tokenizer\.json"):
+        Tokenizer.from_spec(TokenizerSpec.from_folder(tmp_path))
+
+
+def test_folder_round_trip(tmp_path: Path) -> None:
+    """CHAT-02: folder to prompt, with BOS as a template variable."""
+    byte_level_backend(before=(IM_START,)).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}")
+    (tmp_path / "tokenizer_config.json").write_text(f'{{"bos_token": "{IM_START}"}}')
+    tokenizer = Tokenizer.from_spec(TokenizerSpec.from_folder(tmp_path))
+    prompt = tokenizer.chat_template.render([{"role": "user", "content": "hello"}])
+    assert tokenizer.encode(prompt, add_special_tokens=False) == tokenizer.encode("hello")
