@@ -62,7 +62,9 @@ class EngineCore:
             job.sequences.append(Sequence(self._next_seq_id + choice, job, choice, text))
         self._next_seq_id += request.params.n
         if job.max_len == len(job.prompt_ids) and not job.wants_prompt_scores:
-            self._ready += [self._end(seq, "length") for seq in job.sequences]
+            outputs = [self._end(seq, "length") for seq in job.sequences]
+            outputs[0].prompt_logprobs = job.prompt_scores  # of a prompt of one token: [None]
+            self._ready += outputs
             return
         self._jobs[request.request_id] = job
         self._scheduler.add(job.sequences[0])
