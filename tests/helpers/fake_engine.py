@@ -64,8 +64,7 @@ class FakeRunner:
         return {"weights": {"reserved": 0, "touched": 0}}
 
     def _compute(self, chunk: Chunk) -> list[tuple[int, ...]]:
-        """Write the chunk's tokens, then read everything back: the context of each row with logits.
-        """
+        """Write the chunk's tokens and read all back: the context of each row with logits."""
         size, end = self.block_size, chunk.start + len(chunk.token_ids)
         assert len(chunk.block_ids) == -(-end // size), "block_ids cover the chunk and no more"
         for position, token in enumerate(chunk.token_ids, chunk.start):
@@ -81,11 +80,9 @@ class FakeRunner:
 
     def _check(self, plan: StepPlan) -> None:
         """Nothing within the step may depend on the order inside a group of effects."""
-        written = [block for _, block in (*plan.swap_in, *plan.copies)]
         for chunk in plan.chunks:
             assert chunk.token_ids, "an empty chunk"
             assert len(set(chunk.block_ids)) == len(chunk.block_ids)
-            written += chunk.block_ids[chunk.start // self.block_size :]
         targets = [block for _, block in (*plan.swap_in, *plan.copies)]
         assert len(set(targets)) == len(targets), "two transfers fill one block"
         for chunk, other in itertools.permutations(plan.chunks, 2):
@@ -97,7 +94,7 @@ class FakeRunner:
         assert len(set(out_slots)) == len(out_slots)
         assert not set(out_slots) & set(in_slots), "a slot is overwritten before it is read"
         sources = {source for source, _ in plan.copies}
-        assert not sources & set(written), "a copy's source is overwritten in the same step"
+        assert not sources & set(targets), "a copy's source is overwritten before it is read"
 
 
 @dataclass
@@ -129,8 +126,7 @@ class FakeLogits:
 
 
 class FakeText:
-    """Text output whose token 7 reads "<7>"; holds back nothing, so a stop must be a token's end.
-    """
+    """Text output whose token 7 reads "<7>" and whose stop strings are whole tokens."""
 
     def __init__(self, stops: Sequence[str] = ()) -> None:
         self.stops = stops

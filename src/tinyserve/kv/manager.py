@@ -6,8 +6,8 @@ carry out. Knows tokens and counts, not requests, priorities or phases.
 Transactional: `open`, `grow` and `swap_out` first count what they need, and either do all of it or
 change nothing. Content moves only through the transfers of the step plan, whose order of effects is
 swap-out, swap-in, copies, forward pass. Two rules keep that order safe within one step: a slot read
-by a swap-in is not reused before the next step (`SwapArena.retire`), and a block that a copy reads
-stays referenced until the plan is taken.
+by a swap-in is not reused before the next step (`SwapArena.retire`), and neither is a block that a
+copy reads, should its owners leave it in the same step (`_held`).
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ class KVManager:
         self._swap_out: list[tuple[int, int]] = []
         self._swap_in: list[tuple[int, int]] = []
         self._copies: list[tuple[int, int]] = []
+        self._held: list[int] = []  # without an owner, but a copy of this step reads them
 
     @classmethod
     def from_config(cls, config: CacheConfig) -> KVManager:
@@ -137,12 +138,12 @@ class KVManager:
         assert start >= table.num_published * self.block_size, "a published block is never written"
         for i in shared:
             source, blocks[i] = blocks[i], self._take()
-            self._copies.append(
-                (source, blocks[i])
-            )  # the copy keeps our reference until it is done
+            self._copies.append((source, blocks[i]))
+            self._release(source)
         for _ in range(num_new):
             blocks.append(self._take())
         table.changed()
+        self._tables.add(table)
         self.counters.cow_copies += len(shared)
         return True
 
@@ -161,10 +162,16 @@ class KVManager:
             table.num_published += 1
 
     def fork(self, table: BlockTable, num_computed: int) -> BlockTable:
-        """A second owner of the blocks of `num_computed` tokens; whoever writes first copies."""
+        """A second owner of the blocks of `num_computed` tokens; who writes first copies.
+
+        The full blocks among them have been offered to `publish`: an unpublished one that two
+        tables share could be published by one of them under a prefix that the other does not own.
+        """
+        num_full = num_computed // self.block_size
+        assert not self._caching or not table.publishing or table.num_published == num_full
         child = BlockTable(table.namespace)
         child.blocks = table.blocks[: self.blocks_for(num_computed)]
-        child.keys = table.keys[: num_computed // self.block_size]
+        child.keys = table.keys[:num_full]
         child.num_published = table.num_published
         child.publishing = table.publishing
         for block in child.blocks:
@@ -204,9 +211,9 @@ class KVManager:
         if not (self._swap_out or self._swap_in or self._copies):
             return (), (), ()
         transfers = tuple(self._swap_out), tuple(self._swap_in), tuple(self._copies)
-        for source, _ in self._copies:
-            self._release(source)
-        self._swap_out, self._swap_in, self._copies = [], [], []
+        for block in self._held:
+            self._place(block)
+        self._swap_out, self._swap_in, self._copies, self._held = [], [], [], []
         return transfers
 
     def clear_cache(self) -> int:
@@ -230,9 +237,7 @@ class KVManager:
             self._check_table(table)
             for block in table.blocks:
                 refs[block] = refs.get(block, 0) + 1
-        for source, _ in self._copies:
-            refs[source] = refs.get(source, 0) + 1
-        self._allocator.check(refs, self._cache.parked)
+        self._allocator.check(refs, self._cache.parked.union(self._held))
         self._cache.check(lambda block: block in refs)
         self.arena.check([slot for table in self._tables for slot in table.host_slots])
 
@@ -311,10 +316,17 @@ class KVManager:
 
     def _release(self, block: int) -> None:
         if self._allocator.release(block):
-            if self._cache.entry_of(block) is not None:
-                self._cache.park(block)
+            if self._copies and any(source == block for source, _ in self._copies):
+                self._held.append(block)
             else:
-                self._allocator.put_back(block)
+                self._place(block)
+
+    def _place(self, block: int) -> None:
+        """A block without an owner: what others may find again is kept, the rest is free."""
+        if self._cache.entry_of(block) is not None:
+            self._cache.park(block)
+        else:
+            self._allocator.put_back(block)
 
     def _release_blocks(self, table: BlockTable) -> None:
         for block in reversed(table.blocks):  # tail first: leaves are evicted before their prefixes
