@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_tokenizers import IM_END, byte_level
 
-from tinyserve.text.stops import StopChecker, split_stops
+from tinyserve.text.stops import StopChecker, special_stops
 
 PIECES = st.lists(st.text("ab", max_size=4), max_size=12)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=3)
@@ -128,9 +128,7 @@ def test_long_repetitive_stop_is_linear() -> None:
 
 def test_special_tokens_stop_by_id() -> None:
     """STR-10: only a stop string that is exactly one special token."""
-    ids, strings = split_stops(byte_level(), ["\n", IM_END, IM_END + "x", "hello"])
-    assert ids == {2: IM_END}
-    assert strings == ["\n", IM_END + "x", "hello"]
+    assert special_stops(byte_level(), ["\n", IM_END, IM_END + "x", "hello"]) == {2: IM_END}
 
 
 @pytest.mark.parametrize("can_stop", [True, False])

@@ -64,6 +64,12 @@ def test_special_stop_releases_what_was_held() -> None:
     assert run(ids, stops=[IM_END, "\n\n"]) == (["a", "", "\n", ""], IM_END)
 
 
+def test_text_of_a_special_token_from_ordinary_tokens() -> None:
+    """STR-10: spelled out letter by letter it is a stop string like any other."""
+    letters = [i for char in f"a{IM_END}b" for i in TOKENIZER.encode(char)]
+    assert "".join(run(letters, stops=[IM_END])[0]) == "a"
+
+
 def test_min_tokens_holds_for_special_stops() -> None:
     """SAM-08."""
     output = TextOutput(TOKENIZER, stops=[IM_END, "a"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tinyserve.text.stops import StopChecker, split_stops
+from tinyserve.text.stops import StopChecker, special_stops
 from tinyserve.text.tokenizer import Tokenizer
 
 
@@ -23,9 +23,10 @@ class TextOutput:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
     ) -> None:
-        self._special_stops, strings = split_stops(tokenizer, stops)
+        stops = tuple(stops)
+        self._special_stops = special_stops(tokenizer, stops)
         self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
-        self._checker = StopChecker(strings, include_in_output=include_stop)
+        self._checker = StopChecker(stops, include_in_output=include_stop)
         self._include_stop = include_stop
         self._parts: list[str] = []
         self._num_taken = 0

@@ -104,17 +104,11 @@ def _borders(stop: str) -> list[int]:
     return borders
 
 
-def split_stops(tokenizer: Tokenizer, stops: Iterable[str]) -> tuple[dict[int, str], list[str]]:
-    """Stop strings that are exactly one special token, by its id, and the others.
+def special_stops(tokenizer: Tokenizer, stops: Iterable[str]) -> dict[int, str]:
+    """The stop strings that are exactly one special token, by its id.
 
-    A special token leaves no text when it is skipped, so its id must stop (casebook STR-10).
+    A special token leaves no text when it is skipped, so its id must stop as well (STR-10). The
+    same characters can also come from ordinary tokens, so the strings stay stop strings.
     """
-    ids: dict[int, str] = {}
-    strings: list[str] = []
-    for stop in stops:
-        token_id = tokenizer.special_id(stop)
-        if token_id is None:
-            strings.append(stop)
-        else:
-            ids[token_id] = stop
-    return ids, strings
+    ids = ((tokenizer.special_id(stop), stop) for stop in stops)
+    return {token_id: stop for token_id, stop in ids if token_id is not None}
