@@ -47,8 +47,9 @@ class Checkpoint:
 
     `eos_token_ids`: every id that ends a text, from all files that name one. `sampling_defaults`:
     what the model's authors recommend (generation_config.json), under the names of
-    `SamplingParams`. `fingerprint`: changes whenever the files do; part of the keys of caches.
-    `name`: what the user called it.
+    `SamplingParams`. `fingerprint`: changes whenever the files do, so it is part of the keys of
+    caches; empty where there are no files and nothing is to be cached. `name`: what the user called
+    it.
     """
 
     config: ModelConfig

@@ -48,6 +48,7 @@ _SCALARS: dict[int, np.dtype[Any]] = {
 class StringArray:
     """An array of strings that stays in the file until `decode` is called."""
 
+    path: Path
     data: mmap.mmap
     start: int
     end: int
@@ -57,11 +58,14 @@ class StringArray:
         return self.count
 
     def decode(self) -> list[str]:
-        """All strings. Raises UnicodeDecodeError where one is not UTF-8."""
+        """All strings. Raises ModelLoadError where one is not UTF-8."""
         out, position, data, length = [], self.start, self.data, _U64.unpack_from
         for _ in range(self.count):
             end = position + 8 + length(data, position)[0]
-            out.append(data[position + 8 : end].decode())
+            try:
+                out.append(data[position + 8 : end].decode())
+            except UnicodeDecodeError as error:
+                raise ModelLoadError(f"{self.path}: string {len(out)}: {error}") from error
             position = end
         return out
 
@@ -239,4 +243,4 @@ class GGUFFile:
         if position > self._size:
             raise IndexError
         self._position = position
-        return StringArray(self._data, start, position, count)
+        return StringArray(self.path, self._data, start, position, count)

@@ -13,6 +13,8 @@ import numpy as np
 from tinyserve.errors import ModelLoadError
 from tinyserve.models.config import ModelConfig, RopeConfig
 from tinyserve.models.gguf_file import GGUFFile
+from tinyserve.models.gguf_types import SUPPORTED
+from tinyserve.models.layout import check_config
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -81,10 +83,10 @@ def read_config(metadata: Metadata) -> ModelConfig:
     hidden_size = metadata.need("{arch}.embedding_length", int)
     num_heads = metadata.need("{arch}.attention.head_count", int)
     num_layers = metadata.need("{arch}.block_count", int)
-    head_dim = metadata.get("{arch}.attention.key_length", int) or hidden_size // num_heads
+    head_dim = metadata.get("{arch}.attention.key_length", int) or hidden_size // max(num_heads, 1)
     window = metadata.get("{arch}.attention.sliding_window", int)
     _check_head(metadata, head_dim)
-    return ModelConfig(
+    config = ModelConfig(
         architecture=architecture,
         vocab_size=tensors["token_embd.weight"].shape[0],
         hidden_size=hidden_size,
@@ -101,8 +103,10 @@ def read_config(metadata: Metadata) -> ModelConfig:
         o_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_up.bias" in tensors,
         qk_norm="blk.0.attn_q_norm.weight" in tensors,
-        windows=(window,) * num_layers if window else (),
+        windows=(window,) * min(num_layers, len(tensors)) if window else (),
     )
+    check_config(config, str(metadata.file.path))
+    return config
 
 
 def _refuse_variants(metadata: Metadata) -> None:
@@ -163,5 +167,5 @@ def _rope_factors(file: GGUFFile) -> tuple[float, ...] | None:
     info = file.tensors.get("rope_freqs.weight")
     if info is None:
         return None
-    values = file.raw(info).view("<f4").reshape(-1)
-    return tuple(float(value) for value in values)
+    values = SUPPORTED[info.type_id].unpack(file.raw(info)).dequantize()
+    return tuple(float(value) for value in values.reshape(-1))

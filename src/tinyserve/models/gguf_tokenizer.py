@@ -63,7 +63,7 @@ def read_eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
     if isinstance(tokens, StringArray) and types is not None:
         found = tokens.find(END_OF_TEXT)
         ids += [found[text] for text in END_OF_TEXT if text in found]
-        ids = [i for i in ids if i in named or int(types[i]) == _CONTROL]
+        ids = [i for i in ids if i in named or (i < len(types) and types[i] == _CONTROL)]
     return tuple(dict.fromkeys(ids))
 
 

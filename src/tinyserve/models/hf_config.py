@@ -15,6 +15,7 @@ from typing import Any
 from tinyserve.errors import ModelLoadError
 from tinyserve.models.config import ModelConfig
 from tinyserve.models.hf_rope import max_positions, read_rope
+from tinyserve.models.layout import check_config
 
 ARCHITECTURES = (
     "LlamaForCausalLM",
@@ -61,7 +62,7 @@ def read_model_config(data: Json, source: str) -> ModelConfig:
         "LlamaForCausalLM",
         "Qwen3ForCausalLM",
     )
-    return ModelConfig(
+    config = ModelConfig(
         architecture=architecture,
         vocab_size=_need(data, "vocab_size", source),
         hidden_size=hidden_size,
@@ -80,6 +81,8 @@ def read_model_config(data: Json, source: str) -> ModelConfig:
         qk_norm=architecture == "Qwen3ForCausalLM",
         windows=_windows(data, architecture, num_layers),
     )
+    check_config(config, source)
+    return config
 
 
 def read_eos_token_ids(config: Json, generation: Json) -> tuple[int, ...]:

@@ -16,6 +16,17 @@ LM_HEAD = "lm_head.weight"
 
 Shape = tuple[int, ...]
 
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
+
 
 def tensor_shapes(config: ModelConfig) -> dict[str, Shape]:
     """Every tensor the decoder reads, in file order. A tied model has no `lm_head.weight`."""
@@ -54,8 +65,26 @@ def layer_shapes(config: ModelConfig) -> dict[str, Shape]:
     return shapes
 
 
+def check_config(config: ModelConfig, source: str) -> None:
+    """Raise ModelLoadError naming a size that no transformer can have, or that rope cannot turn."""
+    for name in _SIZES:
+        if getattr(config, name) < 1:
+            raise ModelLoadError(f"{source}: {name} must be positive, got {getattr(config, name)}")
+    if config.num_heads % config.num_kv_heads:
+        raise ModelLoadError(
+            f"{source}: {config.num_heads} attention heads cannot share "
+            f"{config.num_kv_heads} key-value heads"
+        )
+    if config.head_dim % 2:
+        raise ModelLoadError(f"{source}: rope needs an even head_dim, got {config.head_dim}")
+
+
 def check_layout(config: ModelConfig, found: Mapping[str, Shape], source: str) -> None:
     """Raise ModelLoadError naming the first tensor that is missing or of an unexpected shape."""
+    if config.num_layers > len(found):  # before a damaged number becomes a list that long
+        raise ModelLoadError(
+            f"{source}: there are only {len(found)} tensors for {config.num_layers} layers"
+        )
     expected = tensor_shapes(config)
     missing = [name for name in expected if name not in found]
     if missing:

@@ -28,7 +28,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 
-_WORDS = (
+_WORDS = (  # noqa: SIM905 - a list of literals would be mostly quotes
     "the of and to in is that it for was on are with as his they be at one have this from or had "
     "by hot word but what some we can out other were all there when up use your how said an each "
     "she which do their time if will way about many then them write would like so these her long "
@@ -42,7 +42,7 @@ _WORDS = (
     "mother world near build self earth father head stand own page should country found answer "
     "school grow study still learn plant cover food sun four between state keep eye never last "
     "let thought city tree cross farm hard start might story saw far sea draw left late run"
-).split()  # noqa: SIM905 - a list of strings would be all quotes
+).split()
 
 
 def tokenizer_spec(vocab_size: int) -> TokenizerSpec:
