@@ -62,10 +62,9 @@ def blocks_in_budget(
     if num_blocks < needed:
         raise ConfigError(
             f"a KV-cache of {readable(budget)} holds "
-            f"{num_blocks * block_size} tokens; one "
-            f"sequence of scheduler.max_model_len {max_model_len} needs {readable(needed * one)}. Give "
-            "cache.kv_cache_memory more, or lower scheduler.max_model_len to at most "
-            f"{num_blocks * block_size}"
+            f"{num_blocks * block_size} tokens; one sequence of scheduler.max_model_len "
+            f"{max_model_len} needs {readable(needed * one)}. Give cache.kv_cache_memory more, or "
+            f"lower scheduler.max_model_len to at most {num_blocks * block_size}"
         )
     return num_blocks
 

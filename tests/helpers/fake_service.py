@@ -11,7 +11,7 @@ import threading
 from functools import cache
 from typing import Any
 
-from fake_engine import FakeLogits, FakeRunner, digest
+from helpers.fake_engine import FakeLogits, FakeRunner, digest
 
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine, assemble, resolve_max_model_len
@@ -50,9 +50,15 @@ class SpeakingRunner(FakeRunner):
         )
         self.script: list[int] | None = None
         self.gate = threading.Event()
-        self.gate.set()
-        self.step_began = threading.Semaphore(0)
         self.steps = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Back to hashes, no faults, no waiting."""
+        self.script = None
+        self.nan_token = None
+        self.error = None
+        self.gate.set()
 
     def says(self, text: str) -> None:
         """From now on every output is `text`, then EOS."""
@@ -60,7 +66,6 @@ class SpeakingRunner(FakeRunner):
 
     def run(self, plan: StepPlan) -> SpeakingLogits:
         self.steps += 1
-        self.step_began.release()
         self.gate.wait()
         logits = super().run(plan)
         return SpeakingLogits(logits.contexts, self.nan_token, self)

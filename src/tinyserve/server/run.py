@@ -12,6 +12,7 @@ import contextlib
 import logging
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
@@ -87,6 +88,9 @@ class GracefulServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """uvicorn would raise the signal again after the shutdown; a clean end is exit code 0."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
         before = {s: signal.signal(s, self.handle_exit) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield

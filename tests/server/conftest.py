@@ -1,0 +1,24 @@
+"""A server with a fake model: started once, and as good as new for each test."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from helpers.fake_service import make_engine
+from helpers.live_server import Live, live
+
+
+@pytest.fixture(scope="session")
+def shared_server() -> Iterator[Live]:
+    with live(make_engine()) as running:
+        yield running
+
+
+@pytest.fixture
+def served(shared_server: Live) -> Iterator[Live]:
+    shared_server.runner.reset()
+    shared_server.engine.core._kv.clear_cache()
+    yield shared_server
+    shared_server.runner.reset()
+    shared_server.wait_idle()
