@@ -241,8 +241,9 @@ class FakeEngine:
         self.core.add_request(request)
         self.num_added += 1
         self.results[request_id] = [Choice() for _ in range(sampling.n)]
-        for job in self.core._jobs.values():
-            self.runner.sequences.update({seq.seq_id: seq for seq in job.sequences})
+        if request_id in self.core._jobs:
+            sequences = self.core._jobs[request_id].sequences
+            self.runner.sequences.update({seq.seq_id: seq for seq in sequences})
         return request_id
 
     def step(self) -> list[RequestOutput]:

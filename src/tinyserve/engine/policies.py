@@ -148,10 +148,10 @@ class StaticPolicy(ContinuousPolicy):
         if num_members == 0:
             self._num_admitted = 0
             self._is_open = True
-        elif not len(self):
-            self._is_open = False
 
     def first(self) -> Sequence | None:
+        if self._num_admitted and not len(self):
+            self._is_open = False
         return super().first() if self._is_open and self.may_fork() else None
 
     def admitted(self, seq: Sequence) -> None:
@@ -179,7 +179,7 @@ class FairPolicy(ContinuousPolicy):
         self._served: OrderedDict[str, int] = OrderedDict()  # longest absent first
         self._heap: list[tuple[int, Order, str]] = []  # one entry per client; counters may lag
         self._in_heap: set[str] = set()
-        self._last_counter = 0  # of the client that left the line last
+        self._last_client = ""  # who left the line last
 
     def __len__(self) -> int:
         return sum(len(line) for line in self._lines.values())
@@ -201,7 +201,7 @@ class FairPolicy(ContinuousPolicy):
             line.remove(seq)
             if not len(line):
                 del self._lines[client]
-                self._last_counter = self._served[client]
+                self._last_client = client
 
     def first(self) -> Sequence | None:
         client = self._least_served()
@@ -235,7 +235,7 @@ class FairPolicy(ContinuousPolicy):
     def _lift(self, client: str) -> None:
         """Called as `client` joins the line; forgets the longest absent when there are too many."""
         least = self._least_served()
-        floor = self._served[least] if least is not None else self._last_counter
+        floor = self._served.get(self._last_client if least is None else least, 0)
         self._served[client] = max(self._served.get(client, 0), floor)
         self._served.move_to_end(client)
         while len(self._served) > self.MAX_CLIENTS + len(self._lines):

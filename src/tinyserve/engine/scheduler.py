@@ -161,10 +161,12 @@ class Scheduler:
     def _displace(self) -> None:
         """Admit those who outrank a running sequence, at the cost of the youngest running ones."""
         while self._running and (seq := self._next()):
-            youngest = self._running[-1]
-            if youngest.step == self._step or not self._policy.outranks(seq, youngest):
+            if not self._policy.outranks(seq, self._running[-1]):
                 return
-            if not self._admit(seq):
+            while not self._admit(seq):
+                youngest = self._running[-1] if self._running else seq
+                if youngest.step == self._step or not self._policy.outranks(seq, youngest):
+                    return
                 self._preempt(youngest)
 
     def _plan_decodes(self) -> None:
