@@ -1,0 +1,152 @@
+"""Drafts change how many tokens a step gives, and nothing else."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from helpers.fake_engine import VOCAB, FakeEngine, generate_alone
+
+PROMPT = [1, 2, 3, 4, 5]
+
+
+class Drafts:
+    """A proposer made of a function: known tokens to drafts."""
+
+    def __init__(self, propose: Callable[[list[int]], list[int]], max_drafts: int = 4) -> None:
+        self.max_drafts = max_drafts
+        self.propose_all = propose
+
+    def propose(self, token_ids: list[int], max_drafts: int) -> list[int]:
+        return self.propose_all(token_ids)[:max_drafts]
+
+
+def oracle(**options: Any) -> Drafts:
+    """Always right."""
+    truth = [*PROMPT, *generate_alone(PROMPT, **options)[0]]
+    return Drafts(lambda known: truth[len(known) : len(known) + 4])
+
+
+def noisy(share: float, **options: Any) -> Drafts:
+    """Right with some probability at each token."""
+    dice = random.Random(3)
+    right = oracle(**options)
+    return Drafts(
+        lambda known: [
+            token if dice.random() < share else dice.randrange(VOCAB)
+            for token in right.propose_all(known)
+        ]
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.9])
+def test_output_is_the_same_with_drafts_right_or_wrong(share: float, temperature: float) -> None:
+    options: dict[str, Any] = {"max_tokens": 30, "temperature": temperature, "seed": 4}
+    engine = FakeEngine(proposer=noisy(share, **options))
+    assert engine.generate(PROMPT, **options) == generate_alone(PROMPT, **options)[0]
+    assert engine.core.stats().num_draft_tokens > 0
+    engine.assert_empty()
+
+
+def test_right_drafts_save_steps_and_are_counted() -> None:
+    engine = FakeEngine(proposer=oracle(max_tokens=21))
+    engine.generate(PROMPT, max_tokens=21)
+    stats = engine.core.stats()
+    assert stats.num_steps == 1 + 4, "one for the prompt, then five tokens a step"
+    assert stats.num_draft_tokens == stats.num_accepted_tokens == 16
+
+
+def test_a_run_of_accepted_drafts_ends_where_a_single_step_would_have_ended() -> None:
+    """SPEC-01, SPEC-02: a stop within the run; max_tokens within the run."""
+    truth = generate_alone(PROMPT, max_tokens=20)[0]
+    for options in (
+        {"stop_token_ids": (truth[3],)},
+        {"stop": (f"<{truth[3]}>",)},
+        {"max_tokens": 4},
+        {"stop_token_ids": (truth[3],), "max_tokens": 4},
+    ):
+        request = {"max_tokens": 20, "text": True, "logprobs": 1, **options}
+        with_drafts, without = FakeEngine(proposer=oracle(max_tokens=20)), FakeEngine()
+        for engine in (with_drafts, without):
+            engine.add(PROMPT, **request)
+            engine.run()
+        assert with_drafts.results == without.results
+        assert len(with_drafts.results["r0"][0].token_ids) == 4
+
+
+def test_rules_that_look_at_the_output_see_the_drafts() -> None:
+    """SPEC-07: min_tokens and bad words hold inside a run."""
+    truth = generate_alone(PROMPT, max_tokens=20)[0]
+    options: dict[str, Any] = {
+        "max_tokens": 20,
+        "min_tokens": 6,
+        "stop_token_ids": (truth[2],),
+        "bad_words_ids": ((truth[3], truth[4]), (truth[0],)),
+    }
+    engine = FakeEngine(proposer=noisy(0.9, max_tokens=20))
+    assert engine.generate(PROMPT, **options) == generate_alone(PROMPT, **options)[0]
+
+
+def test_rejected_drafts_are_never_published() -> None:
+    """PFX-07: only verified tokens enter the prefix cache."""
+    wrong = Drafts(lambda known: [(known[-1] + 1) % VOCAB] * 4)
+    engine = FakeEngine(proposer=wrong)
+    tokens = engine.generate(PROMPT, max_tokens=20)
+    for entry in engine.kv._cache._by_block.values():
+        chain = list(entry.tokens)
+        while entry.parent is not None:
+            entry = entry.parent
+            chain = [*entry.tokens, *chain]
+        assert chain == [*PROMPT, *tokens][: len(chain)]
+
+
+def test_drafts_respect_the_budget_and_leave_room_for_prompts() -> None:
+    engine = FakeEngine(
+        proposer=Drafts(lambda known: [1, 2, 3, 4]), max_num_batched_tokens=8, max_num_seqs=4
+    )
+    for token in range(3):
+        engine.add([token], max_tokens=12)
+    engine.step()
+    engine.add(range(20), max_tokens=2)
+    engine.run()
+    assert max(plan.num_tokens for plan in engine.runner.plans) <= 8
+    for token in range(3):
+        expected = generate_alone([token], max_tokens=12)[0]
+        assert engine.results[f"r{token}"][0].token_ids == expected
+
+
+def test_drafts_give_way_where_blocks_are_short() -> None:
+    """No sequence is preempted for the sake of a guess."""
+    engine = FakeEngine(
+        proposer=Drafts(lambda known: [1] * 4), num_blocks=4, block_size=4, caching=False
+    )
+    engine.add([1] * 7, max_tokens=6)
+    engine.add([2] * 3, max_tokens=2)
+    engine.run()
+    assert engine.core.stats().num_preemptions_recompute == 0
+    assert engine.results["r0"][0].token_ids == generate_alone([1] * 7, max_tokens=6)[0]
+
+
+@pytest.mark.parametrize("num_swap_blocks", [0, 10])
+def test_drafts_in_a_tiny_pool(num_swap_blocks: int) -> None:
+    dice = random.Random(9)
+    engine = FakeEngine(
+        proposer=Drafts(lambda known: [dice.randrange(4)] * dice.randrange(4)),
+        num_blocks=12,
+        num_swap_blocks=num_swap_blocks,
+        max_num_seqs=5,
+        max_num_batched_tokens=16,
+    )
+    requests = {}
+    for i in range(30):
+        prompt = [dice.randrange(3) for _ in range(dice.randrange(1, 16))]
+        options = {"n": dice.choice([1, 3]), "max_tokens": dice.randrange(1, 16), "seed": i}
+        requests[engine.add(prompt, temperature=1.0, **options)] = prompt, options
+    engine.run()
+    for request_id, (prompt, options) in requests.items():
+        tokens = [choice.token_ids for choice in engine.results[request_id]]
+        assert tokens == generate_alone(prompt, temperature=1.0, **options)
+    engine.assert_empty()
