@@ -10,7 +10,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Set by a developer for the tests themselves; any other TINYSERVE_* would change what is tested.
-KEPT = ("TINYSERVE_REAL_MODEL", "TINYSERVE_CACHE")
+KEPT = (
+    "TINYSERVE_REAL_MODEL",
+    "TINYSERVE_REQUIRE_REFERENCE",
+    "TINYSERVE_BACKEND",
+    "TINYSERVE_CACHE",
+)
 
 settings.register_profile(
     "tinyserve", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ FILES = sorted(ROOT.rglob("*.py"))
 
 # Lowest first; parts of one line may know each other, but not both ways.
 LINES = (
-    ("errors", "config", "settings", "settings_yaml", "kv_budget"),
+    ("errors", "config", "settings", "settings_yaml", "kv_budget", "logs"),
     ("kernels", "text"),
     ("models", "kv"),
     ("spec",),
@@ -31,6 +32,9 @@ LINES = (
     ("cli",),
 )
 RANK = {part: rank for rank, line in enumerate(LINES) for part in line}
+
+# `python -m tinyserve.server.app` is the command line by another name; imported only when run.
+ENTRY_POINTS = {("server/app.py", "server", "cli")}
 
 # library -> the files that may import it (a folder ends with a slash)
 HOMES = {
@@ -58,8 +62,13 @@ def part_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
-def imports_of(path: Path) -> Iterator[str]:
+@cache
+def imports_of(path: Path) -> frozenset[str]:
     """Every module that the file imports, anywhere in it, as an absolute name."""
+    return frozenset(_imports_of(path))
+
+
+def _imports_of(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -89,7 +98,8 @@ def internal_arrows() -> set[tuple[str, str, str]]:
             pieces = module.split(".")
             if pieces[0] == "tinyserve" and len(pieces) > 1 and pieces[1] in RANK:
                 arrows.add((name_of(path), part_of(path), pieces[1]))
-    return arrows
+    assert arrows >= ENTRY_POINTS, "an exception that is no longer needed"
+    return arrows - ENTRY_POINTS
 
 
 def test_every_part_has_a_rank() -> None:

@@ -38,3 +38,17 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from parity_cases import Cases
 
     return Cases(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(params=["numpy", "native"])
+def backend(request: pytest.FixtureRequest) -> str:
+    """Every parity test runs on both; without a compiled library, on numpy alone."""
+    from tinyserve.errors import ConfigError
+    from tinyserve.kernels.select import choose_backend
+
+    try:
+        choose_backend(wanted=request.param)
+    except ConfigError as error:
+        pytest.skip(f"native back end absent: {error}")
+    name: str = request.param
+    return name

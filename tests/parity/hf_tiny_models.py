@@ -121,11 +121,14 @@ def _spell_rope_like_transformers_4(path: Path, key: str) -> None:
 def _save_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({c: i + 3 for i, c in enumerate(letters)}, merges=[]))
+    # Every id of the model has a token: ids that a tokenizer does not know are never drawn.
+    specials = ["<unk>", "<s>", "</s>"]
+    known = specials + sorted(pre_tokenizers.ByteLevel.alphabet())
+    known += [f"[{i}]" for i in range(len(known), BASE["vocab_size"])]
+    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(known)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.add_special_tokens(specials)
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>"})

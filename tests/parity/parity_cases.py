@@ -14,12 +14,14 @@ from numpy.typing import NDArray
 
 from tinyserve.config import CacheConfig, ModelOptions, SchedulerConfig
 from tinyserve.engine.runner import ModelRunner
+from tinyserve.kernels.select import choose_backend, make_backend
 from tinyserve.models.checkpoint import load_checkpoint
 
 F32 = NDArray[np.float32]
 TOLERANCE = 1e-4  # on logits whose standard deviation is 1 to 3
 CACHE = CacheConfig(block_size=16, num_blocks=64, num_swap_blocks=0)
 MAX_MODEL_LEN = 256
+NEW_TOKENS = 24
 
 
 def prompts(seed: int = 1) -> dict[int, list[int]]:
@@ -37,7 +39,7 @@ def create_runner(folder: Path, backend: str, max_model_len: int = MAX_MODEL_LEN
         SchedulerConfig(
             max_num_seqs=8, max_num_batched_tokens=MAX_MODEL_LEN, max_model_len=max_model_len
         ),
-        backend=backend,
+        backend=make_backend(choose_backend(threads=2, wanted=backend)),
     )
 
 
@@ -58,6 +60,11 @@ class Case:
         return {seq_id: self.reference.logits(ids) for seq_id, ids in prompts().items()}
 
     @cached_property
+    def greedy(self) -> dict[int, list[int]]:
+        """The reference's next NEW_TOKENS greedy tokens after each of `prompts()`."""
+        return {s: self.reference.greedy(ids, NEW_TOKENS) for s, ids in prompts().items()}
+
+    @cached_property
     def runners(self) -> dict[str, ModelRunner]:
         return {}
 
@@ -72,6 +79,9 @@ class Cases:
     """Builds cases on first use under one folder of the run."""
 
     def __init__(self, root: Path) -> None:
+        import torch
+
+        torch.set_num_threads(1)  # in products this small, threads only wait for each other
         self.root = root
         self.built: dict[str, Case] = {}
 
