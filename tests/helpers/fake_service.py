@@ -20,6 +20,7 @@ from tinyserve.engine.sampling import SampledToken, SampleRow
 from tinyserve.models.checkpoint import Checkpoint
 from tinyserve.models.synthetic import synthetic_checkpoint
 from tinyserve.models.synthetic_tokenizer import EOS_ID
+from tinyserve.text.template import read_chat_template
 from tinyserve.text.tokenizer import Tokenizer
 
 VOCAB = 512
@@ -50,7 +51,6 @@ class SpeakingRunner(FakeRunner):
         )
         self.script: list[int] | None = None
         self.gate = threading.Event()
-        self.steps = 0
         self.reset()
 
     def reset(self) -> None:
@@ -58,6 +58,7 @@ class SpeakingRunner(FakeRunner):
         self.script = None
         self.nan_token = None
         self.error = None
+        self.steps = 0
         self.gate.set()
 
     def says(self, text: str) -> None:
@@ -118,7 +119,11 @@ def make_engine(**sections: dict[str, Any]) -> Engine:
     config = TinyServeConfig.from_dict(merged)
     scheduler, _ = resolve_max_model_len(config.scheduler, checkpoint().config)
     config = config.replace(scheduler=scheduler)
-    return assemble(config, checkpoint(), tokenizer(), SpeakingRunner(config))
+    speaks = tokenizer()
+    if config.model.chat_template is not None:
+        template = read_chat_template(config.model.chat_template)
+        speaks = Tokenizer.from_spec(checkpoint().tokenizer_spec().with_chat_template(template))
+    return assemble(config, checkpoint(), speaks, SpeakingRunner(config))
 
 
 def runner_of(engine: Engine) -> SpeakingRunner:

@@ -20,5 +20,6 @@ def served(shared_server: Live) -> Iterator[Live]:
     shared_server.runner.reset()
     shared_server.engine.core._kv.clear_cache()
     yield shared_server
+    shared_server.hang_up()
     shared_server.runner.reset()
     shared_server.wait_idle()
