@@ -288,6 +288,7 @@ inline void int8_tile(const Weight& w, const uint8_t* panel, const Acts& a, floa
     __m256i s0[R], s1[R];
     for (int r = 0; r < R; ++r) s0[r] = s1[r] = _mm256_setzero_si256();
     const uint8_t* x = a.q + int64_t(2) * w.group * g;
+#pragma GCC unroll 4
     for (int j = 0; j < w.group / 2; ++j) {
       const __m256i w0 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(panel + 32 * j)));
       const __m256i w1 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(panel + 32 * j + 16)));
@@ -296,6 +297,7 @@ inline void int8_tile(const Weight& w, const uint8_t* panel, const Acts& a, floa
         const __m256i pair = broadcast4(x + r * a.q_stride + 4 * j);
         s0[r] = _mm256_add_epi32(s0[r], _mm256_madd_epi16(w0, pair));
         s1[r] = _mm256_add_epi32(s1[r], _mm256_madd_epi16(w1, pair));
+        asm("" : "+x"(s0[r]), "+x"(s1[r]));  // pin the order, as in u4_tile
       }
     }
     const vf scale = load_scale(panel + values, w.f16_scale);
@@ -409,7 +411,7 @@ struct Int8Tiles {
   }
 };
 
-constexpr int WIDEN_FROM_ROWS = 2 * U4_ROWS;
+constexpr int WIDEN_FROM_ROWS = 32;
 
 // c[rows][16] = activations x panel. `x` for float weights, `a` for integer ones; `wide` is scratch for widen_u4.
 inline void run_panel(const Weight& w, const uint8_t* panel, const float* x, int64_t x_stride, const Acts& a, int rows,
