@@ -1,4 +1,4 @@
-"""Tiny GGUF files of every type, written from a synthetic checkpoint the way llama.cpp's converter does."""
+"""Tiny GGUF files of every type, as llama.cpp's converter would write a synthetic model."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def gguf_name(name: str) -> str:
     return name
 
 
-def random_blocks(kind: gguf.GGMLQuantizationType, rows: int, columns: int, seed: int) -> np.ndarray:
+def random_blocks(
+    kind: gguf.GGMLQuantizationType, rows: int, columns: int, seed: int
+) -> np.ndarray:
     """Random bytes that are valid blocks with moderate scales, `[rows, row_bytes]`."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(seed)

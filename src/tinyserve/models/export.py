@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from tinyserve.kernels.formats import F32, to_bf16
 from tinyserve.models.checkpoint import Checkpoint
 from tinyserve.models.config import ModelConfig, RopeConfig
+from tinyserve.models.hf_config import read_model_config
 from tinyserve.models.synthetic_tokenizer import (
     BOS_ID,
     CHAT_TEMPLATE,
@@ -57,7 +59,7 @@ def config_json(config: ModelConfig, eos_ids: Sequence[int], dtype: str) -> dict
     """`config` in Hugging Face's words. Raises ValueError for what they cannot express."""
     if config.architecture not in _MODEL_TYPES:
         raise ValueError(f"no config.json for architecture {config.architecture}")
-    data = {
+    data: dict[str, Any] = {
         "architectures": [config.architecture],
         "model_type": _MODEL_TYPES[config.architecture],
         "vocab_size": config.vocab_size,
@@ -76,7 +78,20 @@ def config_json(config: ModelConfig, eos_ids: Sequence[int], dtype: str) -> dict
         "eos_token_id": list(eos_ids),
         "torch_dtype": _TORCH_NAMES[dtype],
     }
-    return {**data, **_window_fields(config), **_rope_fields(config)}
+    data.update(_window_fields(config))
+    data.update(_rope_fields(config))
+    _check_readable(config, data)
+    return data
+
+
+def _check_readable(config: ModelConfig, data: dict[str, Any]) -> None:
+    """Some flags come with the family and have no field: they must be read back as meant."""
+    read = read_model_config(data, "config.json")
+    for field in fields(config):
+        if field.name not in ("rope", "max_position_embeddings"):
+            value = getattr(config, field.name)
+            if getattr(read, field.name) != value:
+                raise ValueError(f"a {config.architecture} cannot have {field.name}={value}")
 
 
 def _window_fields(config: ModelConfig) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def read_model_config(data: Json, source: str) -> ModelConfig:
         o_bias=bias,
         mlp_bias=bool(data.get("mlp_bias", False)) and architecture == "LlamaForCausalLM",
         qk_norm=architecture == "Qwen3ForCausalLM",
-        windows=_windows(data, architecture, num_layers),
+        windows=_windows(data, architecture, num_layers, source),
     )
     check_config(config, source)
     return config
@@ -132,7 +132,7 @@ def _refuse_variants(data: Json, source: str) -> None:
         raise ModelLoadError(f"{source}: hidden_act {activation!r} is not supported (only silu)")
 
 
-def _windows(data: Json, architecture: str, num_layers: int) -> tuple[int | None, ...]:
+def _windows(data: Json, architecture: str, num_layers: int, source: str) -> tuple[int | None, ...]:
     """Each layer's sliding window.
 
     Mistral slides everywhere; Qwen where `layer_types` or the older fields say.
@@ -150,6 +150,8 @@ def _windows(data: Json, architecture: str, num_layers: int) -> tuple[int | None
         slides = [layer >= first for layer in range(num_layers)]
     else:
         slides = [kind == "sliding_attention" for kind in types]
+        if len(slides) != num_layers:
+            raise ModelLoadError(f"{source}: {len(slides)} layer_types for {num_layers} layers")
     return tuple(int(window) if slide else None for slide in slides)
 
 

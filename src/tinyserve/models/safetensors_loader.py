@@ -43,14 +43,19 @@ class StoredTensor:
 
     def read(self) -> NDArray[Any]:
         """A read-only view of the file. Raises ModelLoadError for types that are not supported."""
+        flat = np.frombuffer(self.file.data, self.numpy_dtype, math.prod(self.shape), self.begin)
+        return flat.reshape(self.shape)
+
+    @property
+    def numpy_dtype(self) -> np.dtype[Any]:
+        """How values are held (bf16 as uint16). Raises ModelLoadError naming tensor and type."""
         dtype = DTYPES.get(self.dtype)
         if dtype is None:
             raise ModelLoadError(
                 f"{self.file.path}: tensor {self.name} has unsupported type {self.dtype} "
                 f"(supported: {', '.join(DTYPES)})"
             )
-        flat = np.frombuffer(self.file.data, dtype, math.prod(self.shape), self.begin)
-        return flat.reshape(self.shape)
+        return dtype
 
 
 class SafetensorsFile:
@@ -106,10 +111,15 @@ class SafetensorsFile:
 
 
 class SafetensorsSource:
-    """The tensors named in `wanted`, spread over files; a `TensorSource`."""
+    """The tensors named in `wanted`, spread over files; a `TensorSource`.
+
+    Raises ModelLoadError at once where one is of a type that is not supported.
+    """
 
     def __init__(self, tensors: Mapping[str, StoredTensor], wanted: Collection[str]) -> None:
         self._tensors = {name: tensors[name] for name in wanted}
+        for tensor in self._tensors.values():
+            _ = tensor.numpy_dtype
 
     def names(self) -> Collection[str]:
         return self._tensors.keys()

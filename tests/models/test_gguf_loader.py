@@ -1,0 +1,236 @@
+"""GGUF models as checkpoints: names, row order, metadata, ends of text, refusals (LOAD-11)."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from helpers.tiny_gguf import DROP, Q, write_tiny_gguf
+
+from tinyserve.errors import ModelLoadError
+from tinyserve.kernels.formats import FloatWeight, Int8Weight, U4Weight
+from tinyserve.models.checkpoint import Checkpoint, load_checkpoint
+from tinyserve.models.gguf_file import StringArray
+from tinyserve.models.rope import rope_table
+from tinyserve.models.synthetic import synthetic_checkpoint
+
+QUANTIZED = [Q.F16, Q.BF16, Q.Q8_0, Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1]
+K_QUANTS = [Q.Q4_K, Q.Q5_K, Q.Q6_K]
+
+
+def is_vector(name: str) -> bool:
+    return name.endswith("bias") or "norm" in name
+
+
+def values(checkpoint: Checkpoint, name: str) -> np.ndarray:
+    if is_vector(name):
+        return checkpoint.tensors.vector(name)
+    return checkpoint.tensors.weight(name).dequantize()
+
+
+def reload(path: Path, source: Checkpoint, kind: Any = Q.F32, **options: Any) -> Checkpoint:
+    return load_checkpoint(str(write_tiny_gguf(path / "m.gguf", source, kind, **options)))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+    ("architecture", "fields"),
+    [
+        ("LlamaForCausalLM", {}),
+        ("LlamaForCausalLM", {"qkv_bias": True, "o_bias": True, "mlp_bias": True}),
+        ("LlamaForCausalLM", {"num_kv_heads": 4, "head_dim": 32}),
+        ("Qwen2ForCausalLM", {}),
+        ("Qwen3ForCausalLM", {"head_dim": 32}),
+    ],
+)
+def test_every_tensor_comes_back_in_hugging_faces_order(
+    tmp_path: Path, architecture: str, fields: dict[str, Any], tied: bool
+) -> None:
+    source = synthetic_checkpoint(
+        3, architecture=architecture, tie_word_embeddings=tied, rms_norm_eps=2**-17, **fields
+    )
+    loaded = reload(tmp_path, source)
+    assert loaded.config == source.config
+    assert set(loaded.tensors.names()) == set(source.tensors.names())
+    for name in source.tensors.names():
+        np.testing.assert_array_equal(values(loaded, name), values(source, name), err_msg=name)
+
+
+@pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
+def test_quantized_matrices_keep_their_values(tmp_path: Path, kind: Any) -> None:
+    source = synthetic_checkpoint(4)
+    loaded = reload(tmp_path, source, kind)
+    for name in source.tensors.names():
+        original = values(source, name)
+        expected = original
+        if not is_vector(name):
+            # Rows are quantized one by one, so permuted rows hold the same values.
+            expected = gguf.quants.dequantize(gguf.quants.quantize(original, kind), kind)
+        np.testing.assert_array_equal(values(loaded, name), expected, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", K_QUANTS, ids=lambda kind: kind.name)
+def test_k_quants_load_with_the_right_shapes(tmp_path: Path, kind: Any) -> None:
+    source = synthetic_checkpoint(hidden_size=256, intermediate_size=512, head_dim=64)
+    loaded = reload(tmp_path, source, kind)
+    for name in source.tensors.names():
+        got = values(loaded, name)
+        assert got.shape == values(source, name).shape
+        assert np.isfinite(got).all()
+
+
+def test_formats_of_the_common_types(tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.down_proj.weight"
+    for kind, expected in ((Q.F16, FloatWeight), (Q.Q8_0, Int8Weight), (Q.Q4_1, U4Weight)):
+        loaded = reload(tmp_path, synthetic_checkpoint(), kind)
+        assert isinstance(loaded.tensors.weight(name), expected)
+
+
+def test_float_matrices_are_views_of_the_file(tmp_path: Path) -> None:
+    weight = reload(tmp_path, synthetic_checkpoint(), Q.BF16).tensors.weight(
+        "model.layers.0.mlp.up_proj.weight"
+    )
+    assert isinstance(weight, FloatWeight)
+    assert weight.dtype == "bf16"
+    assert not weight.data.flags.owndata
+
+
+def test_an_unknown_name_is_an_error(tmp_path: Path) -> None:
+    loaded = reload(tmp_path, synthetic_checkpoint(tie_word_embeddings=True))
+    for read in (loaded.tensors.weight, loaded.tensors.vector):
+        with pytest.raises(ModelLoadError, match=r"lm_head\.weight"):
+            read("lm_head.weight")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"metadata": {"llama.block_count": DROP}}, r"llama\.block_count is missing"),
+        ({"metadata": {"llama.context_length": DROP}}, r"llama\.context_length is missing"),
+        ({"metadata": {"llama.embedding_length": "wide"}}, r"embedding_length is not one int"),
+        ({"metadata": {"general.architecture": "gpt5"}}, "'gpt5' is not supported.*llama, qwen2"),
+        ({"metadata": {"llama.expert_count": 8}}, "mixture-of-experts"),
+        ({"metadata": {"split.count": 3}}, "split GGUF.*merge"),
+        ({"metadata": {"llama.rope.scaling.type": "longrope"}}, "'longrope' is not supported"),
+        ({"metadata": {"llama.rope.dimension_count": 8}}, "rope.dimension_count is 8"),
+        ({"metadata": {"llama.attention.head_count_kv": 3}}, "4 attention heads cannot share 3"),
+        ({"metadata": {"llama.feed_forward_length": 96}}, r"gate_proj\.weight has shape"),
+        ({"metadata": {"llama.block_count": 2**31}}, "only 21 tensors for 2147483648 layers"),
+        ({"without": ["blk.1.attn_k.weight"]}, r"model\.layers\.1\.self_attn\.k_proj\.weight is m"),
+        ({"without": ["token_embd.weight"]}, r"token_embd\.weight is missing"),
+        ({"extra": {"blk.0.attn_sinks.weight": np.ones(4)}}, r"attn_sinks\.weight is not supp"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(tmp_path: Path, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ModelLoadError, match=said):
+        reload(tmp_path, synthetic_checkpoint(), **options)
+
+
+def test_an_unsupported_type_is_named_with_its_tensor(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    source = write_tiny_gguf(tmp_path / "s.gguf", synthetic_checkpoint(hidden_size=256))
+    for field in gguf.GGUFReader(source).fields.values():
+        if field.name.startswith("llama."):
+            kind = field.types[0]
+            writer.add_key_value(field.name, field.contents(), kind)
+    for tensor in gguf.GGUFReader(source).tensors:
+        if tensor.name == "blk.0.ffn_up.weight":
+            block, size = gguf.GGML_QUANT_SIZES[Q.IQ4_XS]
+            raw = np.zeros((128, 256 // block * size), np.uint8)
+            writer.add_tensor(tensor.name, raw, raw_dtype=Q.IQ4_XS)
+        else:
+            writer.add_tensor(tensor.name, tensor.data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(ModelLoadError, match=r"blk\.0\.ffn_up\.weight has type IQ4_XS.*Q4_K"):
+        load_checkpoint(str(path))
+
+
+def test_ends_of_text_are_all_special_tokens_that_end_one(tmp_path: Path) -> None:
+    assert reload(tmp_path, synthetic_checkpoint()).eos_token_ids == (2, 0)
+
+
+def test_an_ordinary_token_of_that_name_ends_nothing(tmp_path: Path) -> None:
+    types = [1, 3, 3] + [1] * 509
+    metadata = {
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.eot_token_id": 7,
+    }
+    loaded = reload(tmp_path, synthetic_checkpoint(), metadata=metadata)
+    assert loaded.eos_token_ids == (1, 7, 2)
+
+
+def test_the_tokenizer_is_read_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = synthetic_checkpoint()
+    with monkeypatch.context() as patch:
+        patch.setattr(StringArray, "decode", lambda self: pytest.fail("the vocabulary was read"))
+        loaded = reload(tmp_path, source)
+        spec = loaded.tokenizer_spec()
+    expected = source.tokenizer_spec()
+    assert spec.load_vocab() == expected.load_vocab()
+    assert spec.chat_template == expected.chat_template
+    assert spec.add_bos is False
+    assert spec.special_token_ids == {"bos_token": 1, "eos_token": 2}
+
+
+@pytest.mark.parametrize("name", ["model", "tokens", "merges"])
+def test_a_missing_part_of_the_tokenizer_is_named(tmp_path: Path, name: str) -> None:
+    key = f"tokenizer.ggml.{name}"
+    loaded = reload(tmp_path, synthetic_checkpoint(), metadata={key: DROP})
+    with pytest.raises(ModelLoadError, match=f"{key} is missing"):
+        loaded.tokenizer_spec()
+
+
+def test_named_templates_are_read(tmp_path: Path) -> None:
+    metadata = {"tokenizer.chat_template.tool_use": "{{ tools }}"}
+    spec = reload(tmp_path, synthetic_checkpoint(), metadata=metadata).tokenizer_spec()
+    assert spec.named_templates == {"tool_use": "{{ tools }}"}
+
+
+def test_rope_factors_become_those_of_llama_3(tmp_path: Path) -> None:
+    factors = np.array([1, 1, 1, 1.5, 4, 8, 8, 8], np.float32)
+    loaded = reload(tmp_path, synthetic_checkpoint(), extra={"rope_freqs.weight": factors})
+    assert loaded.config.rope.freq_factors == tuple(factors.tolist())
+    cos, _ = rope_table(loaded.config.rope, 16, 100)
+    inv_freq = 10000.0 ** (-np.arange(0, 16, 2) / 16) / factors
+    np.testing.assert_allclose(cos[99], np.cos(99 * inv_freq), atol=1e-6)
+
+
+def test_rope_scaling_of_the_metadata(tmp_path: Path) -> None:
+    linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    rope = reload(tmp_path, synthetic_checkpoint(), metadata=linear).config.rope
+    assert (rope.kind, rope.factor) == ("linear", 4.0)
+    legacy = reload(tmp_path, synthetic_checkpoint(), metadata={"llama.rope.scale_linear": 2.0})
+    assert (legacy.config.rope.kind, legacy.config.rope.factor) == ("linear", 2.0)
+    yarn = {
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 512,
+        "llama.rope.scaling.attn_factor": 2.0,
+    }
+    rope = reload(tmp_path, synthetic_checkpoint(), metadata=yarn).config.rope
+    assert (rope.kind, rope.factor, rope.original_max_position) == ("yarn", 4.0, 512)
+    assert rope.attention_factor == pytest.approx(2.0 * (1 + 0.1 * math.log(4)))
+
+
+def test_one_value_for_all_layers_may_be_an_array(tmp_path: Path) -> None:
+    metadata = {"llama.attention.head_count_kv": [2, 2], "llama.attention.sliding_window": 64}
+    config = reload(tmp_path, synthetic_checkpoint(), metadata=metadata).config
+    assert config.num_kv_heads == 2
+    assert config.windows == (64, 64)
+
+
+def test_the_fingerprint_follows_the_file(tmp_path: Path) -> None:
+    path = write_tiny_gguf(tmp_path / "m.gguf", synthetic_checkpoint())
+    first = load_checkpoint(str(path)).fingerprint
+    assert first == load_checkpoint(str(path)).fingerprint
+    write_tiny_gguf(path, synthetic_checkpoint(1), metadata={"general.name": "another"})
+    assert load_checkpoint(str(path)).fingerprint != first
