@@ -21,15 +21,17 @@ class TinyServeError(Exception):
 
 
 class ConfigError(TinyServeError):
-    """A setting is unknown, out of range, or impossible beside another; the message names its key."""
+    """A setting is unknown, out of range, or impossible beside another; names its key."""
 
 
 class ModelLoadError(TinyServeError):
-    """A model folder, file, tensor, or type is missing, damaged, or unsupported; the message says which."""
+    """A model folder, file, tensor, or type is missing, damaged, or unsupported; the message says
+    which.
+    """
 
 
 class RequestError(TinyServeError):
-    """The request is at fault. `param` names the field, `code` is OpenAI's machine-readable code."""
+    """The request is at fault. `param` names the field, `code` is OpenAI's error code."""
 
     status = 400
 

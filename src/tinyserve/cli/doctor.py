@@ -71,13 +71,13 @@ def _compiler() -> str:
 
 def _kernels() -> str:
     try:
-        from tinyserve.kernels import native
+        from tinyserve.kernels import abi
 
-        runnable, others = native.variants()
+        runnable, others = abi.variants()
     except (ImportError, OSError) as error:
         return f"not built: {error}"
     text = f"built for {', '.join([*runnable, *others])}; this processor runs {', '.join(runnable)}"
-    return f"{text} ({native.library_path()})"
+    return f"{text} ({abi.library_path()})"
 
 
 def _choice() -> Iterator[tuple[str, str]]:

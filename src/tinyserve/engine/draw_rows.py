@@ -1,4 +1,6 @@
-"""From `SampleRow`, the engine's view of a draw, to `Draw`, the kernels': names to numbers, lists to arrays."""
+"""From `SampleRow`, the engine's view of a draw, to `Draw`, the kernels': names to numbers, lists
+to arrays.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler decides and the runner executes: frozen values of ids and ints, nothing else."""
+"""What the scheduler decides and the runner executes: frozen values of ids and ints, no more."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tinyserve.engine.sampling import SampledToken, SampleRow
 class Chunk:
     """One sequence's share of a step: compute `token_ids` at positions `start`, `start + 1`, ...
 
-    `block_ids` are the physical blocks that hold positions 0 .. start + len(token_ids) - 1, in order.
-    `num_logits` trailing rows of the chunk yield logits (0 while a prompt is still being computed,
-    1 for a decode, 1 + k for k drafts, all for prompt logprobs).
+    `block_ids` are the physical blocks that hold positions 0 .. start + len(token_ids) - 1, in
+    order. `num_logits` trailing rows of the chunk yield logits (0 while a prompt is still being
+    computed, 1 for a decode, 1 + k for k drafts, all for prompt logprobs).
     """
 
     seq_id: int
@@ -26,7 +26,9 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """One step. Order of effects: swap_out, then swap_in, then copies, then the chunks' forward pass."""
+    """One step. Order of effects: swap_out, then swap_in, then copies, then the chunks' forward
+    pass.
+    """
 
     chunks: tuple[Chunk, ...]
     swap_out: tuple[tuple[int, int], ...] = ()  # (physical block, host slot)
@@ -52,5 +54,5 @@ class Runner(Protocol):
     def run(self, plan: StepPlan) -> Logits: ...
 
     def memory_report(self) -> dict[str, Any]:
-        """Bytes by item, reserved and touched: {"weights": {"reserved": ..., "touched": ...}, ...}."""
+        """Bytes by item: {"weights": {"reserved": ..., "touched": ...}, ...}."""
         ...

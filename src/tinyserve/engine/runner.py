@@ -1,4 +1,5 @@
-"""`ModelRunner`: executes step plans on a model. Owns the weights, the physical KV-cache and the compiled forward pass.
+"""`ModelRunner`: executes step plans on a model. Owns the weights, the physical KV-cache and the
+compiled forward pass.
 
 Knows nothing of requests or policies: a plan's ids and ints are all it is told.
 """
@@ -86,7 +87,9 @@ class ModelRunner:
         return StepLogits(self, batch)
 
     def head(self, batch: Batch, rows: I32) -> F32:
-        """Logits of at most HEAD_ROWS token rows of the last step; a view, valid until the next call."""
+        """Logits of at most HEAD_ROWS token rows of the last step; a view, valid until the next
+        call.
+        """
         self._most_logits = max(self._most_logits, len(rows))
         return self._head.run(
             Batch(
@@ -129,7 +132,8 @@ class ModelRunner:
         positions: list[Any] = []
         slots: list[Any] = []
         tables: list[I32] = []
-        seq_starts, block_starts, logit_rows = [0], [0], []
+        seq_starts, block_starts = [0], [0]
+        logit_rows: list[int] = []
         for chunk in chunks:
             table = self._table(chunk)
             end = chunk.start + len(chunk.token_ids)

@@ -1,4 +1,6 @@
-"""Sampling: what a client may ask for (`SamplingParams`), and what one logits row needs (`SampleRow`)."""
+"""Sampling: what a client may ask for (`SamplingParams`), and what one logits row needs
+(`SampleRow`).
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,13 @@ MAX_STOP_STRINGS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """How to draw tokens and when to stop. Names and ranges follow OpenAI's API and vLLM's extensions.
+    """How to draw tokens and when to stop. Names and ranges follow OpenAI's API and vLLM's
+    extensions.
 
-    Order of effect: masks and bias, penalties, temperature, min_p, top_k, top_p. `temperature` 0 is greedy;
-    `top_k` 0 or -1 is off. `max_tokens` None means up to the context limit. `logprobs` k reports the sampled token
-    and the k most likely, from the raw log-softmax. Raises RequestError naming the field.
+    Order of effect: masks and bias, penalties, temperature, min_p, top_k, top_p. `temperature` 0 is
+    greedy; `top_k` 0 or -1 is off. `max_tokens` None means up to the context limit. `logprobs` k
+    reports the sampled token and the k most likely, from the raw log-softmax. Raises RequestError
+    naming the field.
     """
 
     temperature: float = 1.0
@@ -68,20 +72,23 @@ class SamplingParams:
             for token_id in ids:
                 if not 0 <= token_id < vocab_size:
                     raise RequestError(
-                        f"{name}: token id {token_id} is outside the vocabulary (0..{vocab_size - 1})",
+                        f"{name}: token id {token_id} is outside the vocabulary "
+                        f"(0..{vocab_size - 1})",
                         param=name,
                     )
 
 
 @dataclass(slots=True)
 class SampleRow:
-    """Everything that decides one draw, besides the logits: a pure value, independent of batch and step.
+    """Everything that decides one draw, besides the logits: a pure value, independent of batch and
+    step.
 
-    `row` indexes the step's logits rows. `position` is the absolute position of the token drawn; with `seed`
-    and `choice` it keys the random number. `output_ids` are the tokens generated before it (drafts included).
-    `banned_ids` are masked for this draw (EOS under min_tokens, the last token of a bad word);
-    `mask` is a packed allow-list, bit i of word i // 32 (llguidance's layout). `target` set means: score this token
-    instead of drawing. `num_logprobs` None: report no logprobs.
+    `row` indexes the step's logits rows. `position` is the absolute position of the token drawn;
+    with `seed` and `choice` it keys the random number. `output_ids` are the tokens generated before
+    it (drafts included). `banned_ids` are masked for this draw (EOS under min_tokens, the last
+    token of a bad word); `mask` is a packed allow-list, bit i of word i // 32 (llguidance's
+    layout). `target` set means: score this token instead of drawing. `num_logprobs` None: report no
+    logprobs.
     """
 
     row: int
@@ -99,9 +106,11 @@ class SampleRow:
 
 @dataclass(slots=True)
 class SampledToken:
-    """One drawn or scored token. `logprob` and `top` (id, logprob; most likely first) come from the raw log-softmax.
+    """One drawn or scored token. `logprob` and `top` (id, logprob; most likely first) come from the
+    raw log-softmax.
 
-    `is_nan`: the logits held no finite maximum; `token_id` is then meaningless and the request must fail.
+    `is_nan`: the logits held no finite maximum; `token_id` is then meaningless and the request must
+    fail.
     """
 
     token_id: int
@@ -112,7 +121,9 @@ class SampledToken:
 
 
 def _normalise(p: SamplingParams) -> None:
-    """Accept the spellings clients use: a lone stop string, lists for tuples, -1 for "off", string ids in logit_bias."""
+    """Accept the spellings clients use: a lone stop string, lists for tuples, -1 for "off", string
+    ids in logit_bias.
+    """
 
     def put(name: str, value: Any) -> None:
         object.__setattr__(p, name, value)
@@ -173,9 +184,7 @@ def _number(p: SamplingParams, name: str, low: float, high: float) -> None:
         _fail(name, repr(value), f"between {low:g} and {high:g}")
 
 
-def _integer(
-    p: SamplingParams, name: str, low: int, high: int, optional: bool = False
-) -> None:
+def _integer(p: SamplingParams, name: str, low: int, high: int, optional: bool = False) -> None:
     value = getattr(p, name)
     if value is None and optional:
         return

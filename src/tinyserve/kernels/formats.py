@@ -1,11 +1,13 @@
-"""Weight matrices as loaders hand them over: three plain formats that hold every checkpoint type exactly.
+"""Weight matrices as loaders hand them over: three plain formats that hold every checkpoint type
+exactly.
 
-All are row-major `[n, k]` (`n` output features, `k` input features) and know nothing of how a back end
-packs them. `dequantize()` is the definition of what each one means.
+All are row-major `[n, k]` (`n` output features, `k` input features) and know nothing of how a back
+end packs them. `dequantize()` is the definition of what each one means.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,7 +57,8 @@ class Int8Weight:
 
 @dataclass(frozen=True)
 class U4Weight:
-    """`w[n, k] = q[n, k] * scale[n, k // 32] + minimum[n, k // 32]`, q in 0..15, one nibble a byte here.
+    """`w[n, k] = q[n, k] * scale[n, k // 32] + minimum[n, k // 32]`, q in 0..15, one nibble a byte
+    here.
 
     `exact_f16` says that every scale and minimum is exactly representable in f16.
     """
@@ -119,7 +122,7 @@ def quantize_int4(weight: F32) -> U4Weight:
     return U4Weight(q.reshape(n, k), scale, low, exact_f16=True)
 
 
-def concat_rows(parts: list[Weight]) -> Weight | None:
+def concat_rows(parts: Sequence[Weight]) -> Weight | None:
     """One weight with the rows of all parts, or None where their formats differ."""
     first = parts[0]
     if isinstance(first, FloatWeight):

@@ -1,8 +1,10 @@
-"""The interface between the forward pass and its kernels: about ten operations, and what a back end must offer.
+"""The interface between the forward pass and its kernels: about ten operations, and what a back end
+must offer.
 
-A model is written once against `Ops`. The numpy back end runs each call at once; the native one writes the calls down
-into a program and replays it. Shapes: T tokens of a ragged batch (sequences one after another), R logits rows, H hidden,
-V vocabulary. Arrays are f32 and opaque to the model: it only passes them on.
+A model is written once against `Ops`. The numpy back end runs each call at once; the native one
+writes the calls down into a program and replays it. Shapes: T tokens of a ragged batch (sequences
+one after another), R logits rows, H hidden, V vocabulary. Arrays are f32 and opaque to the model:
+it only passes them on.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from tinyserve.kernels.formats import F32, Weight
 I32 = NDArray[np.int32]
 NUMERICS_VERSION = 1  # changes whenever any bit of any result may change
 Array = Any  # a back end's own handle of an f32 matrix
+Prepared = Any  # what the back end's `linear` returned
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,9 @@ class Batch:
 @dataclass(frozen=True)
 class KVLayout:
     """The shape of the physical KV-cache. K is [block, layer, kv_head, head_dim, slot], V is
-    [block, layer, kv_head, slot, head_dim rounded up to 16]; int8 adds one f32 scale per token and head."""
+    [block, layer, kv_head, slot, head_dim rounded up to 16]; int8 adds one f32 scale per token and
+    head.
+    """
 
     num_blocks: int
     block_size: int
@@ -58,17 +63,23 @@ class KVLayout:
 class KVSlabs(Protocol):
     """What kernels see of the KV pool: its arrays, in `KVLayout`'s order."""
 
-    layout: KVLayout
-    k: NDArray[Any]
-    v: NDArray[Any]
-    k_scale: F32 | None
-    v_scale: F32 | None
+    @property
+    def layout(self) -> KVLayout: ...
+    @property
+    def k(self) -> NDArray[Any]: ...
+    @property
+    def v(self) -> NDArray[Any]: ...
+    @property
+    def k_scale(self) -> F32 | None: ...
+    @property
+    def v_scale(self) -> F32 | None: ...
 
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """One layer's attention. `cos`, `sin` are [positions, head_dim / 2]; `window` None is full attention;
-    `q_norm`, `k_norm` are RMS norm weights over head_dim (Qwen3) or None."""
+    """One layer's attention. `cos`, `sin` are [positions, head_dim / 2]; `window` None is full
+    attention; `q_norm`, `k_norm` are RMS norm weights over head_dim (Qwen3) or None.
+    """
 
     layer: int
     num_heads: int
@@ -84,7 +95,9 @@ class AttentionSpec:
 
 @dataclass(slots=True)
 class Draw:
-    """One row of a sampling call; the fields are `SamplingParams`' and `SampleRow`'s, resolved to ids and numbers."""
+    """One row of a sampling call; the fields are `SamplingParams`' and `SampleRow`'s, resolved to
+    ids and numbers.
+    """
 
     row: int
     seed: int = 0
@@ -110,7 +123,9 @@ class Draw:
 
 @dataclass(slots=True)
 class Drawn:
-    """`failure`: 0 fine; 1 the logits hold NaN or infinity; 2 every token is masked. `rank` 1 is the most likely."""
+    """`failure`: 0 fine; 1 the logits hold NaN or infinity; 2 every token is masked. `rank` 1 is
+    the most likely.
+    """
 
     token_id: int
     failure: int = 0
@@ -131,32 +146,40 @@ class Linear(Protocol):
 
 
 class Ops(Protocol):
-    """The operations of a forward pass. Each returns a new array; none changes its inputs unless it says so."""
+    """The operations of a forward pass. Each returns a new array; none changes its inputs unless it
+    says so.
+    """
 
-    def embed(self, table: Linear) -> Array:
+    def embed(self, table: Prepared) -> Array:
         """Rows of the table for the batch's tokens, widened to f32: [T, H]."""
 
     def rms_norm(self, x: Array, weight: F32, eps: float) -> Array:
         """x / sqrt(mean(x^2) + eps) * weight over the last axis (Zhang & Sennrich 2019)."""
 
-    def linear(self, x: Array, weight: Linear, *, residual: Array | None = None) -> Array:
-        """x @ weight.T (+ bias) (+ residual), or silu(gate) * up when the weight was prepared with `silu_mul`.
-        [T, k] -> [T, n], or [T, n / 2] with silu_mul."""
+    def linear(self, x: Array, weight: Prepared, *, residual: Array | None = None) -> Array:
+        """x @ weight.T (+ bias) (+ residual), or silu(gate) * up when the weight was prepared with
+        `silu_mul`. [T, k] -> [T, n], or [T, n / 2] with silu_mul.
+        """
 
     def rope_and_cache(self, qkv: Array, attention: AttentionSpec) -> None:
-        """In place on qkv [T, (heads + 2 kv_heads) * head_dim]: norms and rotary embedding of queries and keys, queries
-        scaled by 1/sqrt(head_dim); keys and values written into the batch's slots."""
+        """In place on qkv [T, (heads + 2 kv_heads) * head_dim]: norms and rotary embedding of
+        queries and keys, queries scaled by 1/sqrt(head_dim); keys and values written into the
+        batch's slots.
+        """
 
     def paged_attention(self, qkv: Array, attention: AttentionSpec) -> Array:
-        """Causal attention of the queries over the cached keys of their sequences: [T, heads * head_dim]. Keys and values
-        are read from the cache, also those written in this step."""
+        """Causal attention of the queries over the cached keys of their sequences: [T, heads *
+        head_dim]. Keys and values are read from the cache, also those written in this step.
+        """
 
     def gather_rows(self, x: Array) -> Array:
         """The batch's logit rows of x [T, H]: [R, H]."""
 
 
 class Compiled(Protocol):
-    """A forward function bound to a back end. `output` is its result as an `Array` for another function's input."""
+    """A forward function bound to a back end. `output` is its result as an `Array` for another
+    function's input.
+    """
 
     @property
     def output(self) -> Array: ...
@@ -170,7 +193,9 @@ class Compiled(Protocol):
 
 
 class Backend(Protocol):
-    """A kernel implementation. `name` and `variant` are for people; `exact` says whether it promises bits."""
+    """A kernel implementation. `name` and `variant` are for people; `exact` says whether it
+    promises bits.
+    """
 
     name: str
     variant: str
@@ -180,13 +205,16 @@ class Backend(Protocol):
     def linear(
         self, parts: Sequence[Weight], bias: F32 | None = None, *, silu_mul: bool = False
     ) -> Linear:
-        """Prepare a matrix whose rows are those of all parts. `silu_mul`: the parts are (gate, up)."""
+        """A matrix whose rows are those of all parts. `silu_mul`: the parts are (gate, up)."""
 
     def compile(
         self, function: Callable[[Ops], Array], kv: KVSlabs, *, max_rows: int, logits: bool = False
     ) -> Compiled:
-        """Bind `function` for steps of at most `max_rows` rows: token rows, or logits rows with `logits`."""
+        """Bind `function` for steps of at most `max_rows` rows: token rows, or logits rows with
+        `logits`.
+        """
 
     def sample(self, logits: F32, draws: Sequence[Draw]) -> list[Drawn]:
-        """Draw or score one token a row. logits: [R, V]. Order: masks and bias, penalties, temperature, min_p, top_k, top_p;
-        logprobs and ranks are of the raw logits."""
+        """Draw or score one token a row. logits: [R, V]. Order: masks and bias, penalties,
+        temperature, min_p, top_k, top_p; logprobs and ranks are of the raw logits.
+        """

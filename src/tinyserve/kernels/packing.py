@@ -47,8 +47,8 @@ class PackedWeight:
 def aligned_bytes(size: int, *, huge: bool = True) -> NDArray[np.uint8]:
     """Zeroed memory, untouched until used, aligned to 64 bytes.
 
-    From 4 MiB on it is aligned to huge pages, which are asked for with `huge` (for memory that is used whole) and
-    declined without (for memory that is used piece by piece).
+    From 4 MiB on it is aligned to huge pages, which are asked for with `huge` (for memory that is
+    used whole) and declined without (for memory that is used piece by piece).
     """
     if size < 2 * HUGE_PAGE:
         raw = np.zeros(size + 64, dtype=np.uint8)
@@ -72,7 +72,9 @@ def pack(weight: Weight) -> PackedWeight:
 
 
 def interleave_panels(gate: Weight, up: Weight) -> Weight:
-    """Rows of gate and up alternating, 16 at a time, so that one task meets both halves of silu(gate) * up."""
+    """Rows of gate and up alternating, 16 at a time, so that one task meets both halves of
+    silu(gate) * up.
+    """
     if isinstance(gate, FloatWeight) and isinstance(up, FloatWeight):
         return FloatWeight(_interleave(gate.data, up.data))
     if isinstance(gate, U4Weight) and isinstance(up, U4Weight):
@@ -82,7 +84,8 @@ def interleave_panels(gate: Weight, up: Weight) -> Weight:
             _interleave(gate.minimum, up.minimum),
             gate.exact_f16 and up.exact_f16,
         )
-    assert isinstance(gate, Int8Weight) and isinstance(up, Int8Weight)
+    assert isinstance(gate, Int8Weight)
+    assert isinstance(up, Int8Weight)
     minimum = None
     if gate.minimum is not None or up.minimum is not None:
         minimum = _interleave(_minimum(gate), _minimum(up))

@@ -1,6 +1,7 @@
 """The numpy back end: every operation in a few lines, the executable specification of the kernels.
 
-Weights are dequantized to f32. It promises tolerance, not bits; it is also what runs where no compiler was found.
+Weights are dequantized to f32. It promises tolerance, not bits; it is also what runs where no
+compiler was found.
 """
 
 from __future__ import annotations
@@ -156,8 +157,10 @@ def widen_kv(data: Any) -> F32:
 
 
 def sample_row(logits: F32, draw: Draw) -> Drawn:
-    """One row: masks and bias, penalties, temperature, min_p, top_k, top_p; then invert the cumulative distribution of
-    the candidates, ranked by (logit descending, id ascending), at the row's keyed uniform number."""
+    """One row: masks and bias, penalties, temperature, min_p, top_k, top_p; then invert the
+    cumulative distribution of the candidates, ranked by (logit descending, id ascending), at the
+    row's keyed uniform number.
+    """
     if np.isnan(logits).any() or logits.max() == np.inf:
         return Drawn(max(draw.target, 0), failure=1)
     if draw.target >= 0:
@@ -173,7 +176,9 @@ def sample_row(logits: F32, draw: Draw) -> Drawn:
 
 
 def keyed_uniform(seed: int, choice: int, position: int, purpose: int = 0) -> float:
-    """A uniform number in [0, 1): SplitMix64's finalizer (Steele et al. 2014) over each word of the key in turn."""
+    """A uniform number in [0, 1): SplitMix64's finalizer (Steele et al. 2014) over each word of the
+    key in turn.
+    """
     bits = seed & _MASK
     for word in (0, choice & 0xFFFFFFFF, position & _MASK, purpose):
         bits = _mix(bits ^ word)
@@ -198,7 +203,7 @@ def _adjusted(logits: F32, draw: Draw) -> F32:
         x[others] = -np.inf
     if draw.banned_ids is not None:
         x[draw.banned_ids] = -np.inf
-    if draw.bias_ids is not None:
+    if draw.bias_ids is not None and draw.bias_values is not None:
         x[draw.bias_ids] += draw.bias_values
     empty = np.zeros(0, np.int32)
     output = empty if draw.output_ids is None else draw.output_ids
@@ -262,7 +267,9 @@ def _rotate(x: F32, cos: F32, sin: F32) -> F32:
 def _store(
     slab: Any, scales: F32 | None, x: F32, where: Any, a: AttentionSpec, *, transposed: bool
 ) -> None:
-    """Write [T, heads, head_dim] into slots of one layer's slab, rounded to its dtype; f16 saturates."""
+    """Write [T, heads, head_dim] into slots of one layer's slab, rounded to its dtype; f16
+    saturates.
+    """
     block, slot = where
     if slab.dtype == np.int8:
         assert scales is not None

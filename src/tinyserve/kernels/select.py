@@ -1,6 +1,7 @@
 """Choosing a back end, and saying why.
 
-`TINYSERVE_BACKEND` forces one: `numpy`, `native`, or `native:VARIANT` (an instruction set that `tinyserve doctor` lists).
+`TINYSERVE_BACKEND` forces one: `numpy`, `native`, or `native:VARIANT` (an instruction set that
+`tinyserve doctor` lists).
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ BACKEND_VARIABLE = "TINYSERVE_BACKEND"
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """`name` native | numpy; `variant` the instruction set; the reasons are whole sentences without a full stop."""
+    """`name` native | numpy; `variant` the instruction set; the reasons are whole sentences without
+    a full stop.
+    """
 
     name: str
     variant: str
@@ -46,10 +49,10 @@ def choose_backend(threads: int | None = None, wanted: str | None = None) -> Bac
         )
     if name == "numpy":
         return BackendChoice("numpy", "numpy", f"forced by {BACKEND_VARIABLE}", count, why)
-    from tinyserve.kernels import native
+    from tinyserve.kernels import abi
 
     try:
-        runnable, _ = native.variants()
+        runnable, _ = abi.variants()
     except OSError as error:
         if name == "native":
             raise ConfigError(f"{BACKEND_VARIABLE}={wanted}: {error}") from None

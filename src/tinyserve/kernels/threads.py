@@ -1,6 +1,7 @@
 """How many threads to compute with: no more than this process may use.
 
-Affinity (taskset, SLURM), the cgroup's CPU quota (containers) and physical cores all bound the default.
+Affinity (taskset, SLURM), the cgroup's CPU quota (containers) and physical cores all bound the
+default.
 """
 
 from __future__ import annotations
@@ -32,9 +33,11 @@ def allowed_cpus() -> int:
 def cgroup_quota(
     root: Path = Path("/sys/fs/cgroup"), membership: Path = Path("/proc/self/cgroup")
 ) -> float | None:
-    """The tightest CPU quota on the path from this process's cgroup to the root, in processors; None without one.
+    """The tightest CPU quota on the path from this process's cgroup to the root, in processors;
+    None without one.
 
-    Reads cgroup v2 (`cpu.max`) and v1 (`cpu.cfs_quota_us`), as the kernel's cgroup documents define them.
+    Reads cgroup v2 (`cpu.max`) and v1 (`cpu.cfs_quota_us`), as the kernel's cgroup documents define
+    them.
     """
     quotas = []
     for folder in _cgroup_folders(root, membership):
@@ -71,7 +74,9 @@ def _cgroup_folders(root: Path, membership: Path) -> list[Path]:
 
 
 def physical_cores() -> int | None:
-    """Cores among the allowed processors, hyper-threads counted once; None where the system does not say."""
+    """Cores among the allowed processors, hyper-threads counted once; None where the system does
+    not say.
+    """
     if not hasattr(os, "sched_getaffinity"):
         return None
     cores = set()

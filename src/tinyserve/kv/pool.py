@@ -1,8 +1,9 @@
-"""`KVPool`: the physical memory of the KV-cache, and of the host arena that preempted sequences are swapped to.
+"""`KVPool`: the physical memory of the KV-cache, and of the host arena that preempted sequences are
+swapped to.
 
-Two contiguous slabs hold keys and values, a block's layers side by side, so that copying or swapping a block is one
-memory copy per slab. Memory is reserved at once and touched as blocks are first used; fresh slots are zero, hence
-finite. Knows nothing of sequences.
+Two contiguous slabs hold keys and values, a block's layers side by side, so that copying or
+swapping a block is one memory copy per slab. Memory is reserved at once and touched as blocks are
+first used; fresh slots are zero, hence finite. Knows nothing of sequences.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class _Slabs:
         dtype = _DTYPES[layout.dtype] if dtype is None else dtype
         shape = (num_blocks, layout.num_layers, layout.num_kv_heads, *inner)
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        return aligned_bytes(size, huge=False).view(dtype).reshape(shape)
+        slab: NDArray[Any] = aligned_bytes(size, huge=False).view(dtype).reshape(shape)
+        return slab
 
     def arrays(self) -> list[NDArray[Any]]:
         return [a for a in (self.k, self.v, self.k_scale, self.v_scale) if a is not None]

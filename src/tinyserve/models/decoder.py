@@ -1,7 +1,9 @@
-"""The forward pass: one decoder for Llama, Qwen2, Qwen3, Mistral, SmolLM2 and their kin, told apart by `ModelConfig`.
+"""The forward pass: one decoder for Llama, Qwen2, Qwen3, Mistral, SmolLM2 and their kin, told apart
+by `ModelConfig`.
 
-Pre-norm transformer blocks with rotary grouped-query attention and a SwiGLU feed-forward, as in Llama (Touvron et al.
-2023). Owns the order of operations; knows neither what an operation does nor how weights are packed.
+Pre-norm transformer blocks with rotary grouped-query attention and a SwiGLU feed-forward, as in
+Llama (Touvron et al. 2023). Owns the order of operations; knows neither what an operation does nor
+how weights are packed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Packed weights kept on disk: the next start reads one file instead of unpacking and packing every tensor.
+"""Packed weights kept on disk: the next start reads one file instead of unpacking and packing every
+tensor.
 
-A file holds a JSON header and the packed bytes, as `kernels/packing.py` lays them out. Its name carries everything that
-decides its content; a file that does not check out is ignored and written anew. Only the native back end packs.
+A file holds a JSON header and the packed bytes, as `kernels/packing.py` lays them out. Its name
+carries everything that decides its content; a file that does not check out is ignored and written
+anew. Only the native back end packs.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ ALIGNMENT = 64
 
 
 class PackedCache:
-    """The packed matrices of one model by key. `get` takes from the file or prepares; `save` writes what was prepared."""
+    """The packed matrices of one model by key. `get` takes from the file or prepares; `save` writes
+    what was prepared.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -46,7 +50,9 @@ class PackedCache:
     def for_model(
         cls, checkpoint: Checkpoint, backend: Backend, options: ModelOptions
     ) -> PackedCache:
-        """The cache of this model under these options; an inert one for numpy and for models that are not files."""
+        """The cache of this model under these options; an inert one for numpy and for models that
+        are not files.
+        """
         if backend.name != "native" or not checkpoint.fingerprint:
             return cls(None)
         key = f"{checkpoint.fingerprint} {options.dtype} {options.quantization} {NUMERICS_VERSION}"
@@ -63,7 +69,9 @@ class PackedCache:
         return linear
 
     def save(self) -> None:
-        """Write what was prepared, unless it came from the file or is too large. A failure costs only time."""
+        """Write what was prepared, unless it came from the file or is too large. A failure costs
+        only time.
+        """
         if self._path is None or not self._prepared or self._stored:
             return
         total = sum(linear.nbytes for linear in self._prepared.values())
@@ -82,7 +90,7 @@ class PackedCache:
                 header = json.loads(file.readline())
                 file.seek(header["start"])
                 data = aligned_bytes(header["size"])
-                if file.readinto(memoryview(data)) != header["size"]:
+                if file.readinto(data.data) != header["size"]:
                     raise ValueError("truncated")
         except (OSError, ValueError, KeyError) as error:
             logger.warning("ignoring the packed weights in %s: %s", path, error)
@@ -90,7 +98,7 @@ class PackedCache:
         self._stored, self._data = header["matrices"], data
 
     def _restore(self, entry: dict[str, Any]) -> Linear:
-        from tinyserve.kernels.native import NativeLinear
+        from tinyserve.kernels.recorder import NativeLinear
 
         parts = [
             PackedWeight(**{**part["fields"], "data": self._slice(part)}) for part in entry["parts"]

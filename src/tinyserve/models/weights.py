@@ -1,7 +1,7 @@
 """From a checkpoint's tensors to a `Decoder` of prepared weights.
 
-Owns which matrices are joined (q, k, v; gate and up), the conversions that `dtype` and `quantization` ask for, and the
-cache of packed models on disk that makes the next start fast.
+Owns which matrices are joined (q, k, v; gate and up), the conversions that `dtype` and
+`quantization` ask for, and the cache of packed models on disk that makes the next start fast.
 """
 
 from __future__ import annotations
@@ -38,9 +38,10 @@ QUANTIZED_GROUP = 32
 class Conversion:
     """What `model.dtype` and `model.quantization` make of each matrix.
 
-    dtype auto keeps the checkpoint's types; any other dtype widens quantized matrices and converts them all.
-    quantization int8 or int4 then quantizes what is float; int4 keeps the embedding and the head in int8, which
-    small models need. Matrices whose rows do not divide into groups of 32 stay float.
+    dtype auto keeps the checkpoint's types; any other dtype widens quantized matrices and converts
+    them all. quantization int8 or int4 then quantizes what is float; int4 keeps the embedding and
+    the head in int8, which small models need. Matrices whose rows do not divide into groups of 32
+    stay float.
     """
 
     dtype: str
@@ -176,8 +177,9 @@ def _to_float(weight: Weight, dtype: str) -> FloatWeight:
 
 
 def weight_dtypes(decoder_checkpoint: Checkpoint, options: ModelOptions) -> str:
-    """The type that the model's matrices end up in, for people and for automatic choices: that of the first layer's
-    query projection."""
+    """The type that the model's matrices end up in, for people and for automatic choices: that of
+    the first layer's query projection.
+    """
     name = "model.layers.0.self_attn.q_proj.weight"
     weight = Conversion(options.dtype, options.quantization)(
         name, decoder_checkpoint.tensors.weight(name)

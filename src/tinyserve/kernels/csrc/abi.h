@@ -1,4 +1,4 @@
-// The C ABI between Python (kernels/native.py mirrors every struct with ctypes) and the kernels.
+// The C ABI between Python (kernels/abi.py mirrors every struct with ctypes) and the kernels.
 //
 // Conventions: activations are f32, row-major, rows padded to a multiple of 16 floats, padding always zero.
 // Weights are packed in panels of 16 output columns (kernels/packing.py draws the layouts).

@@ -1,0 +1,202 @@
+"""The ctypes mirror of csrc/abi.h, and the compiled library behind it.
+
+Every struct here has its twin there, field by field; the library refuses to load where their sizes
+differ. The GIL is released during every call.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+from pathlib import Path
+from typing import Any
+
+from tinyserve.kernels.ops import KVSlabs
+from tinyserve.kernels.packing import FORMATS
+
+EMBED, RMS_NORM, LINEAR, ROPE_AND_CACHE, ATTENTION, GATHER_ROWS = range(6)
+
+
+class BufferStruct(c.Structure):
+    _fields_ = [("data", c.c_void_p), ("stride", c.c_int64)]
+
+
+class WeightStruct(c.Structure):
+    _fields_ = [
+        ("data", c.c_void_p),
+        ("format", c.c_int32),
+        ("n", c.c_int32),
+        ("k", c.c_int32),
+        ("group", c.c_int32),
+        ("has_min", c.c_int32),
+        ("f16_scale", c.c_int32),
+    ]
+
+
+class OpStruct(c.Structure):
+    _fields_ = [
+        ("kind", c.c_int32),
+        ("rows", c.c_int32),
+        ("input", BufferStruct),
+        ("output", BufferStruct),
+        ("residual", BufferStruct),
+        ("weight", WeightStruct),
+        ("vector", c.c_void_p),
+        ("width", c.c_int32),
+        ("silu_mul", c.c_int32),
+        ("eps", c.c_float),
+        ("scale", c.c_float),
+        ("layer", c.c_int32),
+        ("num_heads", c.c_int32),
+        ("num_kv_heads", c.c_int32),
+        ("head_dim", c.c_int32),
+        ("window", c.c_int32),
+        ("cos", c.c_void_p),
+        ("sin", c.c_void_p),
+        ("q_norm", c.c_void_p),
+        ("k_norm", c.c_void_p),
+    ]
+
+
+class KVCacheStruct(c.Structure):
+    _fields_ = [
+        ("k", c.c_void_p),
+        ("v", c.c_void_p),
+        ("k_scale", c.c_void_p),
+        ("v_scale", c.c_void_p),
+        ("format", c.c_int32),
+        ("block_size", c.c_int32),
+        ("num_layers", c.c_int32),
+        ("num_kv_heads", c.c_int32),
+        ("head_dim", c.c_int32),
+    ]
+
+
+class StepStruct(c.Structure):
+    _fields_ = [
+        ("num_tokens", c.c_int32),
+        ("num_seqs", c.c_int32),
+        ("num_logits", c.c_int32),
+        ("token_ids", c.c_void_p),
+        ("positions", c.c_void_p),
+        ("slots", c.c_void_p),
+        ("seq_starts", c.c_void_p),
+        ("block_ids", c.c_void_p),
+        ("block_starts", c.c_void_p),
+        ("logit_rows", c.c_void_p),
+    ]
+
+
+class SampleArgsStruct(c.Structure):
+    _fields_ = [
+        ("row", c.c_int32),
+        ("target", c.c_int32),
+        ("num_logprobs", c.c_int32),
+        ("num_bias", c.c_int32),
+        ("num_banned", c.c_int32),
+        ("num_allowed", c.c_int32),
+        ("num_prompt", c.c_int32),
+        ("num_output", c.c_int32),
+        ("temperature", c.c_float),
+        ("top_p", c.c_float),
+        ("min_p", c.c_float),
+        ("presence", c.c_float),
+        ("frequency", c.c_float),
+        ("repetition", c.c_float),
+        ("top_k", c.c_int32),
+        ("choice", c.c_int32),
+        ("seed", c.c_uint64),
+        ("position", c.c_int64),
+        ("bias_ids", c.c_void_p),
+        ("bias_values", c.c_void_p),
+        ("banned_ids", c.c_void_p),
+        ("allowed_ids", c.c_void_p),
+        ("mask", c.c_void_p),
+        ("prompt_ids", c.c_void_p),
+        ("output_ids", c.c_void_p),
+    ]
+
+
+class SampleResultStruct(c.Structure):
+    _fields_ = [
+        ("token_id", c.c_int32),
+        ("rank", c.c_int32),
+        ("failure", c.c_int32),
+        ("logprob", c.c_float),
+    ]
+
+
+_library: c.CDLL | None = None
+
+
+def library_path() -> Path | None:
+    """Where the compiled kernels lie, looked for along the package's `__path__` (an editable
+    install has two).
+    """
+    import tinyserve.kernels
+
+    for folder in tinyserve.kernels.__path__:
+        path = Path(folder) / "_kernels.so"
+        if path.exists():
+            return path
+    return None
+
+
+def load_library() -> c.CDLL:
+    """The compiled kernels. Raises OSError where they were not built, cannot be loaded, or are of
+    another version.
+    """
+    global _library
+    if _library is not None:
+        return _library
+    path = library_path()
+    if path is None:
+        raise OSError("the native kernels were not built (no C++ compiler at install time)")
+    library = c.CDLL(str(path))
+    sizes = (c.c_int32 * 5)()
+    library.ts_struct_sizes(sizes)
+    ours = [
+        c.sizeof(s)
+        for s in (OpStruct, KVCacheStruct, StepStruct, SampleArgsStruct, SampleResultStruct)
+    ]
+    if list(sizes) != ours:
+        raise OSError(f"{path} belongs to another version of tinyserve; reinstall it")
+    library.ts_program_create.restype = c.c_void_p
+    library.ts_program_create.argtypes = [
+        *(c.POINTER(OpStruct), c.c_int, c.POINTER(KVCacheStruct), c.c_int, c.c_char_p, c.c_int)
+    ]
+    library.ts_program_run.argtypes = [c.c_void_p, c.POINTER(StepStruct)]
+    library.ts_program_free.argtypes = [c.c_void_p]
+    library.ts_sample.argtypes = [
+        *(
+            c.c_char_p,
+            c.c_int,
+            c.c_void_p,
+            c.c_int64,
+            c.c_int,
+            c.POINTER(SampleArgsStruct),
+            c.c_int,
+        ),
+        *(c.POINTER(SampleResultStruct), c.c_void_p, c.c_void_p, c.c_int),
+    ]
+    _library = library
+    return library
+
+
+def variants() -> tuple[list[str], list[str]]:
+    """(instruction sets that were built and run here, those built that do not), best first."""
+    text = c.create_string_buffer(256)
+    load_library().ts_variants(text, 256)
+    names = text.value.decode().split()
+    return [n for n in names if n[0] != "-"], [n[1:] for n in names if n[0] == "-"]
+
+
+def kv_struct(kv: KVSlabs) -> KVCacheStruct:
+    def address(array: Any) -> int | None:
+        return None if array is None else array.ctypes.data
+
+    shape = kv.layout
+    return KVCacheStruct(
+        *(address(kv.k), address(kv.v), address(kv.k_scale), address(kv.v_scale)),
+        *(FORMATS[shape.dtype], shape.block_size, shape.num_layers),
+        *(shape.num_kv_heads, shape.head_dim),
+    )
