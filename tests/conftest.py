@@ -22,7 +22,8 @@ settings.register_profile(
 )
 settings.load_profile("tinyserve")
 
-os.environ["HF_HUB_OFFLINE"] = "1"
+if "TINYSERVE_REAL_MODEL" not in os.environ:  # which may be a hub id
+    os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 for name in [name for name in os.environ if name.startswith("TINYSERVE_") and name not in KEPT]:
     del os.environ[name]

@@ -18,6 +18,7 @@ from hf_reference import F32, Reference
 from tinyserve.config import CacheConfig, ModelOptions, SchedulerConfig
 from tinyserve.engine.runner import ModelRunner
 from tinyserve.models.checkpoint import Checkpoint, load_checkpoint
+from tinyserve.models.hub import download, parse_hub_id
 from tinyserve.text.tokenizer import Tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -46,6 +47,13 @@ def f32_checkpoint() -> Checkpoint:
 
 @cache
 def reference() -> Reference:
+    """From the model's own folder where transformers can read it, else on what we read."""
+    hub_id = parse_hub_id(NAME)
+    folder = Path(NAME)
+    if not folder.exists() and hub_id is not None:
+        folder = download(hub_id)
+    if (folder / "config.json").is_file():
+        return Reference.from_folder(folder)
     return reference_of(f32_checkpoint())
 
 

@@ -37,6 +37,8 @@ def test_greedy_tokens_match(
     outputs = llm.generate(list(prompts().values()), params)
     assert {s: output.token_ids for s, output in enumerate(outputs)} == case.greedy
     assert {output.finish_reason for output in outputs} == {"length"}
+    stats = llm.engine.core.stats()
+    assert stats.num_preemptions_swap + stats.num_preemptions_recompute > 0
 
 
 def test_chosen_names_exist() -> None:
