@@ -19,13 +19,9 @@ from tinyserve.kernels.formats import F32, to_bf16
 from tinyserve.models.checkpoint import Checkpoint
 from tinyserve.models.config import ModelConfig, RopeConfig
 from tinyserve.models.hf_config import read_model_config
-from tinyserve.models.synthetic_tokenizer import (
-    BOS_ID,
-    CHAT_TEMPLATE,
-    EOS_ID,
-    SPECIAL_TOKENS,
-    tokenizer_json,
-)
+from tinyserve.text.cache import load_backend
+from tinyserve.text.spec import TokenizerSpec
+from tinyserve.text.tokenizer import Tokenizer
 
 _MODEL_TYPES = {
     "LlamaForCausalLM": "llama",
@@ -39,7 +35,7 @@ _TORCH_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 def write_checkpoint(
     checkpoint: Checkpoint, folder: Path, *, dtype: str = "bf16", shards: int = 1
 ) -> Path:
-    """Write config.json, generation_config.json, safetensors and the synthetic tokenizer.
+    """Write config.json, generation_config.json, safetensors and the tokenizer's files.
 
     `dtype` is f32 | f16 | bf16 (values are rounded to it), `shards` the number of tensor files.
     Returns the folder. Raises ValueError for what config.json cannot say.
@@ -47,10 +43,9 @@ def write_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     config = checkpoint.config
     _write_json(folder / "config.json", config_json(config, checkpoint.eos_token_ids, dtype))
-    eos = {"eos_token_id": list(checkpoint.eos_token_ids), "bos_token_id": BOS_ID}
+    eos = {"eos_token_id": list(checkpoint.eos_token_ids)}
     _write_json(folder / "generation_config.json", {**eos, **checkpoint.sampling_defaults})
-    _write_json(folder / "tokenizer.json", tokenizer_json(config.vocab_size))
-    _write_json(folder / "tokenizer_config.json", _tokenizer_config())
+    _write_tokenizer(checkpoint.tokenizer_spec(), folder)
     _write_shards(checkpoint, folder, dtype, shards)
     return folder
 
@@ -74,7 +69,6 @@ def config_json(config: ModelConfig, eos_ids: Sequence[int], dtype: str) -> dict
         "tie_word_embeddings": config.tie_word_embeddings,
         "attention_bias": config.o_bias,
         "mlp_bias": config.mlp_bias,
-        "bos_token_id": BOS_ID,
         "eos_token_id": list(eos_ids),
         "torch_dtype": _TORCH_NAMES[dtype],
     }
@@ -149,16 +143,27 @@ def _scaling(rope: RopeConfig) -> dict[str, Any]:
     return {**scaling, **{name: value for name, value in values.items() if value is not None}}
 
 
-def _tokenizer_config() -> dict[str, Any]:
-    return {
+def _write_tokenizer(spec: TokenizerSpec, folder: Path) -> None:
+    """tokenizer.json and tokenizer_config.json of the same tokenizer, whatever it came from."""
+    tokenizer = Tokenizer.from_spec(spec)
+    backend = json.loads(load_backend(spec).to_str())
+    _write_json(folder / "tokenizer.json", backend)
+    templates = dict(spec.named_templates)
+    if spec.chat_template is not None:
+        templates["default"] = spec.chat_template
+    config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": SPECIAL_TOKENS[BOS_ID],
-        "eos_token": SPECIAL_TOKENS[EOS_ID],
-        "pad_token": SPECIAL_TOKENS[EOS_ID],
-        "add_bos_token": False,
+        **tokenizer.special_tokens,
         "clean_up_tokenization_spaces": False,
-        "chat_template": CHAT_TEMPLATE,
     }
+    if spec.add_bos is not None:
+        config["add_bos_token"] = spec.add_bos
+    if list(templates) == ["default"]:
+        config["chat_template"] = templates["default"]
+    elif templates:
+        named = [{"name": name, "template": text} for name, text in templates.items()]
+        config["chat_template"] = named
+    _write_json(folder / "tokenizer_config.json", config)
 
 
 def _write_shards(checkpoint: Checkpoint, folder: Path, dtype: str, shards: int) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import string
 from collections.abc import Iterator
-from typing import Any
 
 from tinyserve.text.spec import GGUFVocab, TokenizerSpec
 
@@ -76,38 +75,6 @@ def vocabulary(vocab_size: int) -> GGUFVocab:
         token_types=tuple(types),
         merges=tuple(merges),
     )
-
-
-def tokenizer_json(vocab_size: int) -> dict[str, Any]:
-    """The same tokenizer as a `tokenizer.json`."""
-    vocab = vocabulary(vocab_size)
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            {"id": index, "content": token, "special": True, **flags}
-            for index, token in enumerate(SPECIAL_TOKENS)
-        ],
-        "normalizer": None,
-        "pre_tokenizer": {**byte_level, "use_regex": True},
-        "post_processor": None,
-        "decoder": {**byte_level, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {token: index for index, token in enumerate(vocab.tokens)},
-            "merges": list(vocab.merges),
-        },
-    }
 
 
 def _merges() -> Iterator[tuple[str, str]]:
