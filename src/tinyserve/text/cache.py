@@ -35,7 +35,7 @@ def load_backend(
 
     `fingerprint` identifies the files that `spec` was made from. Raises ModelLoadError.
     """
-    if cache_dir is None or fingerprint is None:
+    if cache_dir is None or not fingerprint:
         return _build(spec)
     path = Path(cache_dir) / "tokenizers" / f"{_key(spec, fingerprint)}.json"
     backend = _read(path)
