@@ -7,9 +7,10 @@ max_position_embeddings, such as `ModelConfig`).
 from __future__ import annotations
 
 import importlib
+import math
 from typing import Any, Protocol
 
-from tinyserve.config import DEFAULT_MAX_MODEL_LEN, CacheConfig
+from tinyserve.config import DEFAULT_MAX_MODEL_LEN, CacheConfig, ModelOptions
 from tinyserve.errors import ConfigError
 
 ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "int8": 1}
@@ -79,20 +80,21 @@ def cache_from_budget(
 ) -> CacheConfig:
     """A CacheConfig whose blocks fill `kv_cache_gb` GiB.
 
-    `model` is a ModelConfig, a Checkpoint, or a name or path to load. `kv_cache_dtype` "auto" with
-    a bare ModelConfig counts f32, the largest it can become, so that the budget always holds.
+    `model` is a ModelConfig, a Checkpoint, or a name or path to load. `kv_cache_dtype` "auto" is
+    what the model's weights make it; with a bare ModelConfig, which does not tell, it counts as
+    f32, the largest it can become, so that the budget always holds.
     `max_model_len` None is 4096 or the model's context, if that is smaller. `fields` are further
     CacheConfig settings. Raises ConfigError where the budget is too small for one sequence.
     """
-    if (
-        isinstance(kv_cache_gb, bool)
-        or not isinstance(kv_cache_gb, int | float)
-        or kv_cache_gb <= 0
-    ):
+    is_number = isinstance(kv_cache_gb, int | float) and not isinstance(kv_cache_gb, bool)
+    if not is_number or not 0 < kv_cache_gb < math.inf:
         raise ConfigError(f"kv_cache_gb must be a positive number of GiB, got {kv_cache_gb!r}")
+    # The looks upward from here, and only when a whole model is given instead of its shape.
     if isinstance(model, str):
-        # The one look upward from here, and only when a model is named instead of given.
         model = importlib.import_module("tinyserve.models.checkpoint").load_checkpoint(model)
+    if kv_cache_dtype == "auto" and hasattr(model, "tensors"):
+        runner = importlib.import_module("tinyserve.engine.runner")
+        kv_cache_dtype = runner.resolve_kv_dtype(model, ModelOptions())
     shape: KVShape = getattr(model, "config", model)
     base = CacheConfig(**fields)
     limit = max_model_len or min(DEFAULT_MAX_MODEL_LEN, shape.max_position_embeddings)

@@ -1,0 +1,276 @@
+"""The command line: its options, its one-line errors, and the commands over a fake model."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from helpers.fake_service import make_engine, runner_of
+
+from tinyserve.cli import chat, doctor, generate, main
+from tinyserve.cli.options import build_parser, configuration, sampling_fields
+from tinyserve.config import TinyServeConfig, all_settings
+from tinyserve.engine.llm import LLM
+from tinyserve.errors import ConfigError
+
+
+def parse(*argv: str) -> TinyServeConfig:
+    return configuration(build_parser().parse_args(argv))
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert parse("serve") == TinyServeConfig()
+
+
+def test_options_of_every_kind() -> None:
+    config = parse(
+        *("serve", "some/model", "--dtype", "bfloat16", "--no-enable-prefix-caching"),
+        *("--kv-cache-memory", "1GiB", "--api-key", "a", "--api-key", "b,c"),
+        *("--scheduling-policy", "fcfs", "--shutdown-timeout", "0", "--max-model-len", "auto"),
+        *("--override-generation-config", '{"temperature": 0}'),
+    )
+    assert config.model.name == "some/model"
+    assert config.model.dtype == "bf16"
+    assert config.cache.enable_prefix_caching is False
+    assert config.cache.kv_cache_memory == 1 << 30
+    assert config.server.api_key == ("a", "b", "c")
+    assert config.scheduler.policy == "continuous"
+    assert config.scheduler.max_model_len is None
+    assert config.server.shutdown_timeout_s == 0
+    assert config.model.override_generation_config == {"temperature": 0}
+
+
+def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("model: {name: from-file}\nserver: {port: 1}\n")
+    config = parse("serve", "--config", str(path), "--port", "2")
+    assert (config.model.name, config.server.port) == ("from-file", 2)
+    assert parse("serve", "given", "--config", str(path)).model.name == "given"
+
+
+def test_every_setting_has_an_option_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for declared in all_settings():
+        assert declared.flags[0] in text
+    for section in ("model", "cache", "scheduler", "spec", "server"):
+        assert f"{section} settings:" in text
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["serve", "--port", "x"], "server.port must be an integer from 0 to 65535, got 'x'"),
+        (["serve", "--config", "/nope.yaml"], "/nope.yaml"),
+        (["serve", "a", "--model", "b"], "two models"),
+        (["serve", "--enable-speculation"], "spec.enabled"),
+        (["serve", "--block-size", "3"], "cache.block_size"),
+        (["generate", "x", "--model", "/no/such/model"], "/no/such/model"),
+        (["generate", "x", "--dtype", "f31"], "(from --dtype)"),
+        (["chat", "/no/such/model"], "/no/such/model"),
+    ],
+)
+def test_errors_are_one_line_and_exit_code_2(
+    argv: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("tinyserve: ")
+    assert named in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_unknown_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["serve", "--prot", "1"])
+    assert ended.value.code == 2
+    assert "--prot" in capsys.readouterr().err
+
+
+def test_sampling_options() -> None:
+    argv = ["generate", "x", "--temperature", "0", "--stop", "a", "--stop", "b", "--ignore-eos"]
+    fields = sampling_fields(build_parser().parse_args(argv))
+    assert fields == {"temperature": 0.0, "stop": ["a", "b"], "ignore_eos": True}
+
+
+def llm_that_says(text: str) -> LLM:
+    engine = make_engine()
+    runner_of(engine).says(text)
+    return LLM.from_engine(engine)
+
+
+def test_generate_writes_the_completion(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinyserve.engine.llm.LLM", lambda config: llm_that_says("well then"))
+    assert main(["generate", "hello"]) == 0
+    assert capsys.readouterr().out == "well then\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO("from a pipe"))
+    assert main(["generate", "--max-tokens", "2"]) == 0
+    assert capsys.readouterr().out == "we\n"
+    assert main(["generate", "hello", "--temperature", "-1"]) == 2
+    assert "temperature" in capsys.readouterr().err
+    assert generate.DEFAULT_MAX_TOKENS > 16
+
+
+def talk(monkeypatch: pytest.MonkeyPatch, llm: LLM, *lines: Any, system: str | None = None) -> Any:
+    """Feed lines (or exceptions) to the chat; the conversation afterwards."""
+    answers = iter(lines)
+
+    def read(prompt: str = "") -> str:
+        line = next(answers, EOFError())
+        if isinstance(line, BaseException):
+            raise line
+        return str(line)
+
+    monkeypatch.setattr("builtins.input", read)
+    conversation = chat.Conversation(system)
+    chat.talk(llm, conversation, {"max_tokens": 200})
+    return conversation
+
+
+def test_chat_keeps_the_conversation(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = llm_that_says("well")
+    conversation = talk(monkeypatch, llm, "hello", "", "again", system="be brief")
+    roles = [message["role"] for message in conversation.messages]
+    assert roles == ["system", "user", "assistant", "user", "assistant"]
+    assert capsys.readouterr().out == "well\nwell\n"
+
+
+def test_chat_commands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = llm_that_says("well")
+    conversation = talk(monkeypatch, llm, "hello", "/reset", "/help", "/quit", "never read")
+    assert conversation.messages == []
+    assert "/reset" in capsys.readouterr().out
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_chat(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = llm_that_says("a" * 100)
+    runner = runner_of(llm.engine)
+    run = runner.run
+
+    def interrupted(plan: Any) -> Any:
+        if runner.steps == 5:
+            runner.steps += 1
+            raise KeyboardInterrupt
+        return run(plan)
+
+    monkeypatch.setattr(runner, "run", interrupted)
+    conversation = talk(monkeypatch, llm, "hello", KeyboardInterrupt(), "again")
+    texts = [m["content"] for m in conversation.messages if m["role"] == "assistant"]
+    assert texts == ["aaaaa", "a" * 100]
+    assert "[stopped]" in capsys.readouterr().out
+
+
+def test_a_message_that_is_too_long_is_forgotten(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conversation = talk(monkeypatch, llm_that_says("ok"), "x" * 2000, "short")
+    assert [m["content"] for m in conversation.messages] == ["short", "ok"]
+    assert "maximum context length" in capsys.readouterr().err
+
+
+def test_doctor_says_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor"]) == 0
+    text = capsys.readouterr().out
+    for name in (
+        "python",
+        "processor",
+        "compiler",
+        "kernels",
+        "back end",
+        "threads",
+        "default model",
+    ):
+        assert name in text
+
+
+def test_doctor_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tinyserve.kernels import abi
+
+    def missing() -> Any:
+        raise OSError("the native kernels were not built")
+
+    monkeypatch.setattr(abi, "variants", missing)
+    found = dict(doctor.findings())
+    assert "not built" in found["kernels"]
+    assert found["back end"].startswith("numpy")
+
+
+def run_server(*argv: str) -> tuple[subprocess.Popen[str], str]:
+    """A server process on a free port, and its URL once it is ready."""
+    env = {**os.environ, "TINYSERVE_BACKEND": "numpy", "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", *argv, "--port", "0"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+    )
+    assert process.stderr is not None
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if "ready: " in line:
+            assert "back end: numpy" in lines[0]
+            return process, line.split("ready: ")[1].strip()
+    raise AssertionError("".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("argv", "number"),
+    [
+        (("tinyserve", "serve", "synthetic"), signal.SIGTERM),
+        (("tinyserve.server.app", "--model", "synthetic"), signal.SIGINT),
+    ],
+)
+def test_serving_from_the_command_line_until_a_signal(argv: tuple[str, ...], number: int) -> None:
+    process, url = run_server(*argv, "--max-model-len", "64")
+    try:
+        answer = httpx.post(f"{url}/completions", json={"prompt": "so", "max_tokens": 2})
+        assert answer.status_code == 200
+        process.send_signal(number)
+        assert process.wait(15) == 0
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server(capfd: pytest.CaptureFixture[str]) -> None:
+    started = time.monotonic()
+    argv = [sys.executable, "-m", "tinyserve", "serve", "/no/such/model", "--port", "0"]
+    run = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 2
+    assert "tinyserve: model '/no/such/model' was not found" in run.stderr
+    assert "Traceback" not in run.stderr
+    assert time.monotonic() - started < 60
+
+
+def test_a_taken_port_is_one_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
+    import socket
+
+    from tinyserve.server.run import _listen
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        config = TinyServeConfig.from_dict({"server": {"port": port}})
+        with pytest.raises(ConfigError, match=rf"server\.port.*{port}"):
+            _listen(config.server)

@@ -1,0 +1,124 @@
+"""`FairRequestQueue`: order, bounds, removal; and against a plain model under random operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinyserve.errors import QueueFullError
+from tinyserve.server.fair_queue import Entry, FairRequestQueue
+
+
+def queue_of(*entries: tuple[str, int], limit: int = 100) -> FairRequestQueue[str]:
+    """One group for each (client, priority); items are numbered: a0, a1, b2, ..."""
+    queue: FairRequestQueue[str] = FairRequestQueue(limit)
+    for i, (client, priority) in enumerate(entries):
+        queue.put([Entry(f"{client}{i}", f"g{i}", client, priority)])
+    return queue
+
+
+def drain(queue: FairRequestQueue[Any]) -> list[Any]:
+    items = []
+    while (item := queue.pop()) is not None:
+        items.append(item)
+    return items
+
+
+def test_clients_take_turns() -> None:
+    queue = queue_of(("a", 0), ("a", 0), ("a", 0), ("b", 0), ("c", 0), ("b", 0))
+    assert drain(queue) == ["a0", "b3", "c4", "a1", "b5", "a2"]
+
+
+def test_lower_priority_numbers_first() -> None:
+    queue = queue_of(("a", 1), ("a", 0), ("b", -1), ("b", 1))
+    assert queue.peek_priority() == -1
+    assert drain(queue) == ["b2", "a1", "a0", "b3"]
+    assert queue.peek_priority() is None
+
+
+def test_a_client_that_comes_back_waits_its_turn() -> None:
+    queue = queue_of(("a", 0), ("b", 0), ("b", 0))
+    assert queue.pop() == "a0"
+    queue.put([Entry("a9", "g9", "a")])
+    assert drain(queue) == ["b1", "a9", "b2"]
+
+
+def test_full_in_requests_not_in_entries() -> None:
+    queue: FairRequestQueue[int] = FairRequestQueue(2)
+    queue.put([Entry(i, "g0", "a") for i in range(10)])
+    queue.put([Entry(10, "g1", "a")])
+    with pytest.raises(QueueFullError) as caught:
+        queue.put([Entry(11, "g2", "b")], retry_after=3)
+    assert caught.value.retry_after == 3
+    assert (len(queue), queue.num_requests) == (11, 2)
+    assert drain(queue) == list(range(11))
+    queue.put([Entry(11, "g2", "b")])
+
+
+def test_removing_a_group() -> None:
+    queue = queue_of(("a", 0), ("b", 0), ("a", 1))
+    assert queue.remove_group("g0") == ["a0"]
+    assert queue.remove_group("g0") == []
+    assert drain(queue) == ["b1", "a2"]
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("put"), st.sampled_from("abc"), st.integers(0, 2), st.integers(1, 3)),
+        st.tuples(st.just("pop")),
+        st.tuples(st.just("remove"), st.integers(0, 30)),
+        st.tuples(st.just("clear")),
+    ),
+    max_size=60,
+)
+
+
+@given(OPERATIONS)
+def test_random_operations_keep_count_and_order(operations: list[Any]) -> None:
+    queue: FairRequestQueue[tuple[str, int, int]] = FairRequestQueue(8)
+    waiting: list[tuple[str, int, int, str]] = []  # client, priority, number, group
+    number = 0
+    for group, (kind, *arguments) in enumerate(operations):
+        if kind == "put":
+            client, priority, count = arguments
+            items = [(client, priority, number + i) for i in range(count)]
+            number += count
+            if len({g for *_, g in waiting}) >= 8:
+                with pytest.raises(QueueFullError):
+                    queue.put([Entry(item, str(group), client, priority) for item in items])
+                continue
+            queue.put([Entry(item, str(group), client, priority) for item in items])
+            waiting += [(*item, str(group)) for item in items]
+        elif kind == "pop":
+            item = queue.pop()
+            if not waiting:
+                assert item is None
+                continue
+            assert item is not None
+            level = min(priority for _, priority, *_ in waiting)
+            own = [n for c, p, n, _ in waiting if (c, p) == (item[0], level)]
+            assert item[1] == level
+            assert item[2] == own[0]  # first come first served within a client
+            waiting = [w for w in waiting if w[:3] != item]
+        elif kind == "remove":
+            removed = queue.remove_group(str(arguments[0]))
+            gone = [w for w in waiting if w[3] == str(arguments[0])]
+            assert sorted(removed) == sorted(w[:3] for w in gone)
+            waiting = [w for w in waiting if w[3] != str(arguments[0])]
+        else:
+            assert len(queue.clear()) == len(waiting)
+            waiting = []
+        assert len(queue) == len(waiting)
+        assert queue.num_requests == len({w[3] for w in waiting})
+
+
+@given(st.integers(1, 40), st.integers(0, 40))
+def test_nobody_waits_for_more_than_one_of_each_other_client(greedy: int, served: int) -> None:
+    queue = queue_of(*[("a", 0)] * greedy)
+    for _ in range(min(served, greedy)):
+        queue.pop()
+    queue.put([Entry("modest", "m", "b")])
+    assert drain(queue).index("modest") <= 1
