@@ -49,6 +49,9 @@ def test_the_default_model_by_either_name(tmp_path: Path, monkeypatch: pytest.Mo
         ("./no/such/folder", "was not found"),
         ("some/folder/file.gguf", "was not found"),
         ("model.gguf", "was not found"),
+        ("~nobody-of-that-name/model", "was not found"),
+        ("x" * 5000, "was not found"),
+        ("a\0b", "was not found"),
     ],
 )
 def test_names_that_mean_nothing(
@@ -68,6 +71,17 @@ def test_an_empty_folder_and_a_bare_tensor_file(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("hello world")
     with pytest.raises(ModelLoadError, match="not a GGUF file"):
         load_checkpoint(str(tmp_path / "notes.txt"))
+
+
+def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_tiny_gguf(tmp_path / "model.gguf", synthetic_checkpoint())
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ModelLoadError, match=r"cannot read .*model\.gguf.*Permission denied"):
+        load_checkpoint(str(path))
 
 
 @pytest.mark.parametrize(

@@ -81,15 +81,15 @@ def load_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoi
         from tinyserve.models.synthetic import synthetic_checkpoint
 
         return synthetic_checkpoint(preset=preset or "tiny")
-    path = Path(model).expanduser()
-    if path.exists():
+    path = _existing_path(model)
+    if path is not None:
         return load_path(path, model)
     from tinyserve.models.hub import download, parse_hub_id
 
     hub_id = parse_hub_id(model)
     if hub_id is None:
         raise ModelLoadError(
-            f"model {model!r} was not found: there is no folder or file {path.absolute()}, "
+            f"model {model!r} was not found: there is no folder or file {Path(model).absolute()}, "
             "and it is not the name of a Hugging Face repository (org/name) either"
         )
     return load_path(download(hub_id), model)
@@ -97,6 +97,21 @@ def load_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoi
 
 def load_path(path: Path, name: str) -> Checkpoint:
     """Open a GGUF file, a folder with config.json and safetensors, or a folder with a GGUF."""
+    try:
+        return _load_existing(path, name)
+    except OSError as error:  # no permission, an input error, a file that vanished
+        raise ModelLoadError(f"cannot read {path}: {error}") from error
+
+
+def _existing_path(model: str) -> Path | None:
+    try:
+        path = Path(model).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL, an unknown user's home
+        return None
+
+
+def _load_existing(path: Path, name: str) -> Checkpoint:
     if path.is_file():
         if path.suffix == ".safetensors":
             raise ModelLoadError(
