@@ -13,21 +13,23 @@ import dataclasses
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
+from tinyserve.config_sources import (
+    Layer,
+    layer_from_dotted,
+    layer_from_env,
+    layer_from_mapping,
+    layer_from_yaml,
+)
 from tinyserve.errors import ConfigError
 from tinyserve.settings import (
     Setting,
     check,
-    checked,
     did_you_mean,
-    parse_text,
     setting,
     settings_of,
 )
-
-Layer = dict[str, dict[str, Any]]  # section -> key -> value, only what was said explicitly
 
 _DTYPE_ALIASES = {
     "float32": "f32",
@@ -272,12 +274,12 @@ class TinyServeConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TinyServeConfig:
         """From nested mappings such as {"cache": {"block_size": 32}}. Raises ConfigError."""
-        return _build(_layer_from_mapping(values, "configuration"))
+        return _build(layer_from_mapping(values, "configuration", SECTIONS))
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str]) -> TinyServeConfig:
         """From a YAML file; sections and keys may be left out. Raises ConfigError."""
-        return _build(layer_from_yaml(path))
+        return _build(layer_from_yaml(path, SECTIONS))
 
     @classmethod
     def resolve(
@@ -292,12 +294,14 @@ class TinyServeConfig:
         `env` None reads the process's environment. Raises ConfigError naming the key and where it
         was set.
         """
-        layers = [layer_from_yaml(file)] if file is not None else []
-        layers.append(layer_from_env(os.environ if env is None else env))
-        layers.append(_layer_from_dotted(overrides or {}))
+        layers = [layer_from_yaml(file, SECTIONS)] if file is not None else []
+        layers.append(layer_from_env(os.environ if env is None else env, SECTIONS))
+        layers.append(layer_from_dotted(overrides or {}, SECTIONS))
         merged: Layer = {}
         for layer in layers:
-            _merge(merged, layer)
+            _retract(merged, layer)
+            for section, entries in layer.items():
+                merged.setdefault(section, {}).update(entries)
         return _build(merged)
 
     def replace(self, **sections: Any) -> TinyServeConfig:
@@ -330,100 +334,13 @@ def all_settings() -> list[Setting]:
     return [s for section in SECTIONS.values() for s in settings_of(section).values()]
 
 
-def layer_from_yaml(path: str | os.PathLike[str]) -> Layer:
-    """The explicit settings of a YAML file. Duplicate keys are errors, not last-one-wins."""
-    import yaml
-
-    from tinyserve.settings_yaml import load_strict
-
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(
-            f"cannot read the configuration file {os.fspath(path)!r}: {error}"
-        ) from None
-    try:
-        values = load_strict(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{os.fspath(path)}: {error}") from None
-    return _layer_from_mapping({} if values is None else values, os.fspath(path))
-
-
-def layer_from_env(env: Mapping[str, str]) -> Layer:
-    """The settings named by `TINYSERVE_<SECTION>_<KEY>` variables, and TINYSERVE_API_KEY."""
-    known = {s.env: s for s in all_settings()}
-    known["TINYSERVE_API_KEY"] = settings_of(ServerConfig)["api_key"]
-    layer: Layer = {}
-    for variable in sorted(env):
-        if variable in known and (env[variable] or known[variable].kind == "str"):
-            declared = known[variable]
-            try:
-                value = checked(declared, parse_text(declared, env[variable]))
-            except ConfigError as error:
-                raise ConfigError(f"{error} (from {variable})") from None
-            layer.setdefault(declared.section, {})[declared.name] = value
-        elif variable not in known and _names_a_section(variable):
-            raise ConfigError(
-                f"unknown setting {variable} in the environment" + did_you_mean(variable, known)
-            )
-    return layer
-
-
-_OTHER_VARIABLES = {"TINYSERVE_CACHE_DIR"}  # the folder of cached files, see models
-
-
-def _names_a_section(variable: str) -> bool:
-    prefixes = tuple(f"TINYSERVE_{s.upper()}_" for s in SECTIONS)
-    return variable.startswith(prefixes) and variable not in _OTHER_VARIABLES
-
-
-def _layer_from_mapping(values: Any, where: str) -> Layer:
-    if not isinstance(values, Mapping):
-        raise ConfigError(f"{where} must be a mapping of sections, got {type(values).__name__}")
-    layer: Layer = {}
-    for section, entries in values.items():
-        if section not in SECTIONS:
-            raise ConfigError(
-                f"unknown section {section!r} in {where}" + did_you_mean(str(section), SECTIONS)
-            )
-        if entries is None:
-            continue  # "cache:" with nothing under it
-        if not isinstance(entries, Mapping):
-            raise ConfigError(
-                f"section {section!r} in {where} must be a mapping, got {type(entries).__name__}"
-            )
-        for name in entries:
-            _require_known(section, str(name))
-        layer[section] = dict(entries)
-    return layer
-
-
-def _layer_from_dotted(values: Mapping[str, Any]) -> Layer:
-    layer: Layer = {}
-    for key, value in values.items():
-        section, _, name = key.partition(".")
-        if section not in SECTIONS:
-            raise ConfigError(f"unknown section {section!r}" + did_you_mean(section, SECTIONS))
-        _require_known(section, name)
-        layer.setdefault(section, {})[name] = value
-    return layer
-
-
-def _require_known(section: str, name: str) -> None:
-    known = settings_of(SECTIONS[section])
-    if name not in known:
-        raise ConfigError(f"unknown setting {section}.{name}" + did_you_mean(name, known))
-
-
-def _merge(below: Layer, above: Layer) -> None:
-    """Lay `above` over `below`. A layer that sizes the KV-cache one way retracts the other way."""
+def _retract(below: Layer, above: Layer) -> None:
+    """A source that sizes the KV-cache one way takes back the other way of a weaker source."""
     cache, new = below.get("cache", {}), above.get("cache", {})
     if new.get("kv_cache_memory") is not None and "num_blocks" not in new:
         cache.pop("num_blocks", None)
     if new.get("num_blocks") is not None and "kv_cache_memory" not in new:
         cache.pop("kv_cache_memory", None)
-    for section, entries in above.items():
-        below.setdefault(section, {}).update(entries)
 
 
 def _build(layer: Layer) -> TinyServeConfig:
