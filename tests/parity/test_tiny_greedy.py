@@ -21,7 +21,7 @@ CHOSEN = (
 # Chunks of at most 32 tokens, and too few blocks for everybody: some sequences are preempted.
 SETTINGS = {
     "model": {"dtype": "f32", "kv_cache_dtype": "f32"},
-    "cache": {"block_size": 16, "num_blocks": 12, "num_swap_blocks": 4},
+    "cache": {"block_size": 16, "num_blocks": 14, "num_swap_blocks": 4},
     "scheduler": {"max_num_seqs": 4, "max_num_batched_tokens": 32, "max_model_len": 160},
 }
 
