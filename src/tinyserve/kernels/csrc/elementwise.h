@@ -3,6 +3,7 @@
 #include "abi.h"
 #include "gemm.h"
 #include "simd.h"
+#include "tasks.h"
 
 namespace {
 
@@ -35,29 +36,34 @@ inline void embed_row(const Weight& w, int32_t token, float* out) {
   }
 }
 
-// out = x / sqrt(mean(x^2) + eps) * weight over `width` features; both rows are padded to 16 with zeros.
+// out = x / sqrt(mean(x^2) + eps) * weight over `width` features; rows are padded to 16. Padding is not trusted: once a
+// row held a NaN, it may hold one too, and outlive the row.
 inline void rms_norm_row(const float* x, const float* weight, int width, float eps, float* out) {
   vf squares = zero();
   for (int i = 0; i < width; i += LANES) {
-    const vf v = load(x + i);
+    const vf v = i + LANES <= width ? load(x + i) : lanes_from_to(load(x + i), 0, width - i, 0.0f);
     squares = fma(v, v, squares);
   }
   const vf inverse = set1(1.0f / std::sqrt(sum_lanes(squares) / static_cast<float>(width) + eps));
   for (int i = 0; i < width; i += LANES) store(out + i, mul(mul(load(x + i), inverse), load(weight + i)));
 }
 
-constexpr int MAX_HEAD = 512;
+// `n` floats, zeros after them up to whole lanes.
+TS_INLINE void copy_padded(float* to, const float* from, int n) {
+  memcpy(to, from, n * sizeof(float));
+  for (int i = n; i < padded(n); ++i) to[i] = 0.0f;
+}
 
 // One head of one token: optional norm, rotation of (i, i + half) pairs, a factor. In place on x[head_dim].
 inline void rope_head(float* x, const Op& op, const float* norm, int32_t position, float factor) {
   const int half = op.head_dim / 2;
-  float head[MAX_HEAD + LANES] = {}, a[MAX_HEAD] = {}, b[MAX_HEAD] = {}, c[MAX_HEAD] = {}, s[MAX_HEAD] = {};
-  memcpy(head, x, op.head_dim * sizeof(float));
+  float head[MAX_HEAD_DIM], a[MAX_HEAD_DIM / 2], b[MAX_HEAD_DIM / 2], c[MAX_HEAD_DIM / 2], s[MAX_HEAD_DIM / 2];
+  copy_padded(head, x, op.head_dim);
   if (norm) rms_norm_row(head, norm, op.head_dim, op.eps, head);
-  memcpy(a, head, half * sizeof(float));
-  memcpy(b, head + half, half * sizeof(float));
-  memcpy(c, op.cos + int64_t(position) * half, half * sizeof(float));
-  memcpy(s, op.sin + int64_t(position) * half, half * sizeof(float));
+  copy_padded(a, head, half);
+  copy_padded(b, head + half, half);
+  copy_padded(c, op.cos + int64_t(position) * half, half);
+  copy_padded(s, op.sin + int64_t(position) * half, half);
   const vf f = set1(factor);
   for (int i = 0; i < half; i += LANES) {
     const vf va = load(a + i), vb = load(b + i), vc = load(c + i), vs = load(s + i);

@@ -7,7 +7,8 @@
 
 namespace {
 
-static_assert(PANEL == LANES && KEY_PARTITION == PARTITION && MAX_ROWS_PER_TASK == ROW_BLOCK, "tasks.h and the kernels agree");
+static_assert(PANEL == LANES && KEY_PARTITION == PARTITION && MAX_ROWS_PER_TASK == ROW_BLOCK && SPLIT_MAX_ROWS == TILE_ROWS,
+              "tasks.h and the kernels agree");
 
 template <class F>
 TS_INLINE void for_rows(int rows, int task, F&& f) {

@@ -189,17 +189,19 @@ class SampleJob : public Job {
   SampleJob(const Kernels* kernels, const float* logits, int64_t stride, int vocab, const SampleArgs* args, int num_rows,
             SampleResult* results, int32_t* top_ids, float* top_logprobs, int max_top, int threads)
       : kernels_(kernels), logits_(logits), stride_(stride), vocab_(vocab), args_(args), num_rows_(num_rows), results_(results),
-        top_ids_(top_ids), top_logprobs_(top_logprobs), max_top_(max_top), scratch_(int64_t(8) * vocab * threads) {}
+        top_ids_(top_ids), top_logprobs_(top_logprobs), max_top_(max_top), scratch_(8 * stride_of(vocab) * threads) {}
   int num_stages() const override { return 1; }
   int num_tasks(int) const override { return num_rows_; }
   void run(int, int task, int thread) override {
-    float* work = reinterpret_cast<float*>(scratch_.data) + int64_t(2) * vocab_ * thread;
+    float* work = reinterpret_cast<float*>(scratch_.data) + 2 * stride_of(vocab_) * thread;
     const SampleArgs& a = args_[task];
-    kernels_->sample(logits_ + a.row * stride_, vocab_, a, work, reinterpret_cast<int32_t*>(work + vocab_), results_ + task,
+    kernels_->sample(logits_ + a.row * stride_, vocab_, a, work, reinterpret_cast<int32_t*>(work + stride_of(vocab_)), results_ + task,
                      top_ids_ + int64_t(task) * max_top_, top_logprobs_ + int64_t(task) * max_top_);
   }
 
  private:
+  static int64_t stride_of(int vocab) { return padded16(int64_t(vocab) + 1); }
+
   const Kernels* kernels_;
   const float* logits_;
   int64_t stride_;

@@ -130,7 +130,7 @@ class Ranking {
     depth_ *= 2.0f;
     const int begin = ready_;
     for (int i = 0; i < n_; ++i) {
-      order_[ready_] = i;
+      order_[ready_] = i;  // written even where it does not stay: one place past the last candidate at most
       ready_ += x_[i] >= low_ && x_[i] < high_;
     }
     std::sort(order_ + begin, order_ + ready_, [this](int32_t a, int32_t b) { return x_[a] > x_[b] || (x_[a] == x_[b] && a < b); });
@@ -160,7 +160,7 @@ inline double total_weight(const float* x, int n, float top, float temperature, 
   return total;
 }
 
-// Temperature, min_p, top_k, top_p and the draw, over adjusted logits `x` (`order`: n ids of scratch).
+// Temperature, min_p, top_k, top_p and the draw, over adjusted logits `x` (`order`: n + 1 ids of scratch).
 inline int32_t draw(const float* x, int n, const SampleArgs& a, float top, int32_t* order) {
   if (a.temperature < 1e-5f) return first_index_of(x, n, top);
   // Beyond 87 a weight is zero in f32; beyond -log(min_p) it is under min_p of the best.

@@ -10,6 +10,7 @@ constexpr int PANEL = 16;           // output columns of a weight panel
 constexpr int MAX_ROWS_PER_TASK = 128;  // a linear task's rows
 constexpr int SPLIT_MAX_ROWS = 24;  // a sequence with at most this many query rows may have its partitions run apart
 constexpr int KEY_PARTITION = 256;
+constexpr int MAX_HEAD_DIM = 512;  // kernels/recorder.py refuses more
 
 inline int rows_of(const Op& op, const Step& step) { return op.rows == TOKENS ? step.num_tokens : step.num_logits; }
 inline bool is_quantized(const Weight& w) { return w.format == INT8 || w.format == U4; }
@@ -66,7 +67,7 @@ struct Kernels {
   // One task of one stage of an operation. LINEAR with integer weights: stage 0 quantizes, stage 1 multiplies.
   // ATTENTION: stage 0 runs partitions, stage 1 merges them.
   void (*run)(const Op& op, const Run& run, int stage, int task, uint8_t* scratch);
-  // One row of sampling; `work` holds vocab floats and vocab int32.
+  // One row of sampling; `work` holds vocab floats, `order` vocab + 1 int32.
   void (*sample)(const float* logits, int vocab, const SampleArgs& args, float* work, int32_t* order, SampleResult* result,
                  int32_t* top_ids, float* top_logprobs);
 };
