@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -88,11 +89,7 @@ class Pool {
         for (int task = 0, n = job.num_tasks(stage); task < n; ++task) job.run(stage, task, 0);
       return;
     }
-    while (static_cast<int>(workers_.size()) < num_threads - 1) {
-      const int id = static_cast<int>(workers_.size()) + 1;
-      workers_.emplace_back([this, id] { work(id); });
-      workers_.back().detach();
-    }
+    start_workers(num_threads - 1);
     job_ = &job;
     last_ = last;
     active_ = num_threads;
@@ -100,8 +97,11 @@ class Pool {
     done_.store(0, std::memory_order_relaxed);
     open_from(0);
     take_part(0);
-    // Nobody may still be looking at the job when it goes out of scope.
-    while (inside_.load() != 0) pause_cpu();
+    // Nobody may still be looking at the job when it goes out of scope. Who is may need this processor to leave.
+    for (int spins = 0; inside_.load() != 0; ++spins) {
+      pause_cpu();
+      if (spins > 1000) std::this_thread::yield();
+    }
   }
 
  private:
@@ -112,6 +112,19 @@ class Pool {
   static constexpr int END = TASK_MASK;
   static uint64_t stage_key(uint64_t ticket) { return ticket >> TASK_BITS; }
   static int stage_of(uint64_t key) { return static_cast<int>(key & TASK_MASK); }
+
+  // Fewer where the system refuses more: every job runs with as many as there are.
+  void start_workers(int count) {
+    while (static_cast<int>(workers_.size()) < count) {
+      const int id = static_cast<int>(workers_.size()) + 1;
+      try {
+        workers_.emplace_back([this, id] { work(id); });
+      } catch (const std::system_error&) {
+        return;
+      }
+      workers_.back().detach();
+    }
+  }
 
   void open_from(int stage) {  // the next stage that has tasks, or the end
     Job* job = job_.load(std::memory_order_relaxed);
