@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from tinyserve.errors import ModelLoadError
 from tinyserve.kernels.abi import (
     ATTENTION,
     EMBED,
@@ -30,6 +31,8 @@ from tinyserve.kernels.abi import (
 from tinyserve.kernels.formats import F32
 from tinyserve.kernels.ops import Array, AttentionSpec, Batch, KVSlabs
 from tinyserve.kernels.packing import PackedWeight, aligned_bytes
+
+MAX_HEAD_DIM = 512  # csrc/tasks.h has the same
 
 
 class NativeLinear:
@@ -112,6 +115,11 @@ class Recorder:
         return out
 
     def rope_and_cache(self, qkv: Matrix, attention: AttentionSpec) -> None:
+        if attention.head_dim > MAX_HEAD_DIM:
+            raise ModelLoadError(
+                f"the native kernels take heads of up to {MAX_HEAD_DIM} features, "
+                f"this model's have {attention.head_dim}"
+            )
         self._record(
             ROPE_AND_CACHE,
             input=qkv.as_struct(),
@@ -200,7 +208,8 @@ class Program:
         if not handle:
             raise MemoryError("the native back end could not create its program")
         self._handle = c.c_void_p(handle)
-        self._finalizer = weakref.finalize(self, self._library.ts_program_free, self._handle)
+        finalizer = weakref.finalize(self, self._library.ts_program_free, self._handle)
+        finalizer.atexit = False  # a daemon thread may still be running it then
 
     def run(self, batch: Batch) -> F32:
         step = StepStruct(
