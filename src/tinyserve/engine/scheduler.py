@@ -13,7 +13,7 @@ word. `schedule` decides, in this order:
 Oldest means first in (priority, arrival, creation). A sequence gets blocks for all its known tokens
 when it is admitted, so a prompt, once begun, never stalls half-way for want of blocks.
 
-Invariants: what a step has planned or readmitted is not preempted by it; new sequences are not
+Invariants: what a step has planned or swaps in is not preempted by it; new sequences are not
 admitted in a step that ran out of blocks, nor while a preempted one of their priority waits.
 """
 
@@ -21,42 +21,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
-from typing import Protocol
 
 from tinyserve.config import SchedulerConfig
 from tinyserve.engine.plan import Chunk, StepPlan
 from tinyserve.engine.policies import Policy, make_policy
 from tinyserve.engine.sequence import Sequence, Status
+from tinyserve.engine.work import Proposer, Step, Work
 from tinyserve.kv.manager import KVManager
 
 MIN_SHARE = 16  # tokens; a chunk smaller than this is not worth a prompt's turn
-
-
-class Proposer(Protocol):
-    """Guesses what comes next. Wrong drafts cost time, never correctness."""
-
-    max_drafts: int
-
-    def propose(self, token_ids: list[int], max_drafts: int) -> list[int]:
-        """Up to `max_drafts` tokens that may follow `token_ids` (not to be kept or changed)."""
-        ...
-
-
-@dataclass(slots=True)
-class Work:
-    """One sequence's chunk, and the drafts that end it."""
-
-    seq: Sequence
-    chunk: Chunk
-    drafts: list[int]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What was decided: the plan for the runner, and whose chunks they are, in the same order."""
-
-    plan: StepPlan
-    work: list[Work]
 
 
 @dataclass(slots=True)
@@ -89,7 +62,7 @@ class Scheduler:
         self._running: list[Sequence] = []  # oldest first
         self._preempted: list[Sequence] = []  # oldest first: swapped out, or dropped
         self._watermark = max(1, kv.num_blocks // 100)
-        self._step = 0  # marks what this step has planned or readmitted
+        self._step = 0  # marks what this step has planned or swaps in
         self._budget = 0  # tokens left in this step
         self._ran_out = False  # this step has preempted
         self._work: list[Work] = []
@@ -115,9 +88,7 @@ class Scheduler:
         self._policy.add(seq)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Start `child`, which knows what `parent` has computed, beside it; without a seat it
-        waits.
-        """
+        """Start `child` from what `parent` has computed; without a free seat it waits."""
         if self._has_seat() and self._policy.may_fork():
             child.table = self._kv.fork(parent.table, parent.num_computed)
             child.num_computed = child.num_charged = parent.num_computed
@@ -266,6 +237,8 @@ class Scheduler:
         )
         if num_computed is None:
             return False
+        if seq.status is Status.SWAPPED:
+            seq.step = self._step  # its blocks are filled by this step: too early to save them
         seq.num_computed = num_computed
         if seq.was_admitted:
             _delete(self._preempted, seq)
@@ -278,7 +251,6 @@ class Scheduler:
             if not seq.output_ids:
                 seq.job.num_cached_tokens = num_computed
         self._run(seq)
-        seq.step = self._step
         return True
 
     def _run(self, seq: Sequence) -> None:

@@ -100,7 +100,7 @@ class Sequence:
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
         self.was_admitted = False
-        self.step = -1  # the latest step that planned or readmitted it, and so may not preempt it
+        self.step = -1  # the latest step that planned it or swaps it in, and so may not preempt it
         self.num_charged = 0  # tokens the fair policy has counted; recomputing them is free
 
     @property

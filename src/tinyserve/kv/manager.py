@@ -4,10 +4,8 @@ Owns the bookkeeping of blocks, prefix cache and swap arena, and the transfers t
 carry out. Knows tokens and counts, not requests, priorities or phases.
 
 Transactional: `open`, `grow` and `swap_out` first count what they need, and either do all of it or
-change nothing. Content moves only through the transfers of the step plan, whose order of effects is
-swap-out, swap-in, copies, forward pass. Two rules keep that order safe within one step: a slot read
-by a swap-in is not reused before the next step (`SwapArena.retire`), and neither is a block that a
-copy reads, should its owners leave it in the same step (`_held`).
+change nothing. Content moves only through the step's `Transfers`; what they still read is not given
+to anybody else within the step (`SwapArena.retire`, `_held`).
 """
 
 from __future__ import annotations
@@ -20,8 +18,7 @@ from tinyserve.kv.allocator import BlockAllocator
 from tinyserve.kv.block_table import BlockTable
 from tinyserve.kv.prefix_cache import CachedBlock, HashBlock, PrefixCache, hash_block
 from tinyserve.kv.swap import SwapArena
-
-Pairs = tuple[tuple[int, int], ...]
+from tinyserve.kv.transfers import Pairs, Transfers
 
 
 @dataclass(slots=True)
@@ -53,9 +50,7 @@ class KVManager:
         self._allocator = BlockAllocator(num_blocks)
         self._cache = PrefixCache(hash_block)
         self._tables: set[BlockTable] = set()  # those that hold blocks or slots
-        self._swap_out: list[tuple[int, int]] = []
-        self._swap_in: list[tuple[int, int]] = []
-        self._copies: list[tuple[int, int]] = []
+        self._transfers = Transfers()
         self._held: list[int] = []  # without an owner, but a copy of this step reads them
 
     @classmethod
@@ -103,7 +98,7 @@ class KVManager:
         blocks would stay available.
         """
         assert not table.blocks, "the table is open"
-        hits = self._match(table, tokens) if read_cache and self._caching else []
+        hits = self._hits(table, tokens) if read_cache and self._caching else []
         num_new = self.blocks_for(len(tokens)) - len(hits)
         revived = sum(1 for entry in hits if not self._allocator.num_refs(entry.block))
         if num_new + revived + keep_free > self.num_available:
@@ -138,7 +133,7 @@ class KVManager:
         assert start >= table.num_published * self.block_size, "a published block is never written"
         for i in shared:
             source, blocks[i] = blocks[i], self._take()
-            self._copies.append((source, blocks[i]))
+            self._transfers.copies.append((source, blocks[i]))
             self._release(source)
         for _ in range(num_new):
             blocks.append(self._take())
@@ -190,7 +185,7 @@ class KVManager:
         slots = self.arena.try_take(num_saved) if num_saved else None
         if slots is None:
             return False
-        self._swap_out += zip(table.blocks, slots, strict=False)
+        self._transfers.swap_out += zip(table.blocks, slots, strict=False)
         self._release_blocks(table)
         table.host_slots = slots
         table.num_saved = num_computed
@@ -207,14 +202,12 @@ class KVManager:
 
     def take_transfers(self) -> tuple[Pairs, Pairs, Pairs]:
         """The step's (swap_out, swap_in, copies), each once; call it when the plan is complete."""
+        taken = self._transfers.take()
         self.arena.settle()
-        if not (self._swap_out or self._swap_in or self._copies):
-            return (), (), ()
-        transfers = tuple(self._swap_out), tuple(self._swap_in), tuple(self._copies)
         for block in self._held:
             self._place(block)
-        self._swap_out, self._swap_in, self._copies, self._held = [], [], [], []
-        return transfers
+        self._held.clear()
+        return taken
 
     def clear_cache(self) -> int:
         """Forget every cached block that nobody owns; returns how many became free."""
@@ -253,27 +246,17 @@ class KVManager:
         """
         return (num_known - 1) // self.block_size
 
-    def _match(self, table: BlockTable, tokens: Sequence[int]) -> list[CachedBlock]:
-        """The longest run of leading blocks in the cache. Changes nothing but memoised keys."""
-        size = self.block_size
+    def _hits(self, table: BlockTable, tokens: Sequence[int]) -> list[CachedBlock]:
+        """The longest run of leading blocks that may come from the cache and are there."""
         limit = self._max_hit_blocks(len(tokens))
-        self._cache.extend_keys(table, tokens, limit, size)
-        hits: list[CachedBlock] = []
-        parent: CachedBlock | None = None
-        for index in range(limit):
-            content = tokens[index * size : (index + 1) * size]
-            parent = self._cache.find(table.keys[index], parent, content, table.namespace)
-            if parent is None:
-                break
-            hits.append(parent)
-        return hits
+        return self._cache.match(table, tokens, limit, self.block_size)
 
     def _restore(self, table: BlockTable, num_hits: int) -> int:
         """Read from the arena what the cache did not have; returns how many tokens are there."""
         slots, num_saved = table.host_slots, table.num_saved
         if slots:
             pairs = list(zip(slots, table.blocks, strict=False))[num_hits:]
-            self._swap_in += pairs
+            self._transfers.swap_in += pairs
             self.counters.swapped_in_blocks += len(pairs)
             self.arena.retire(slots)
             table.host_slots = []
@@ -316,7 +299,7 @@ class KVManager:
 
     def _release(self, block: int) -> None:
         if self._allocator.release(block):
-            if self._copies and any(source == block for source, _ in self._copies):
+            if self._transfers.copies_from(block):
                 self._held.append(block)
             else:
                 self._place(block)

@@ -94,6 +94,24 @@ class PrefixCache:
             return None
         return entry
 
+    def match(
+        self, table: BlockTable, tokens: Sequence[int], max_blocks: int, block_size: int
+    ) -> list[CachedBlock]:
+        """The longest run of leading blocks of `tokens` that is published, up to `max_blocks`.
+
+        Changes nothing but the memoised keys: a block is used only once it is unparked.
+        """
+        self.extend_keys(table, tokens, max_blocks, block_size)
+        run: list[CachedBlock] = []
+        entry: CachedBlock | None = None
+        for index in range(max_blocks):
+            content = tokens[index * block_size : (index + 1) * block_size]
+            entry = self.find(table.keys[index], entry, content, table.namespace)
+            if entry is None:
+                break
+            run.append(entry)
+        return run
+
     def publish(self, entry: CachedBlock) -> bool:
         """Make a block findable; False when other content has its key (a hash collision)."""
         if entry.key in self._by_key:
