@@ -37,6 +37,15 @@ def test_a_conversation_hits_its_own_answer() -> None:
                 assert choice.num_cached_tokens == (known - 1) // 4 * 4
 
 
+def test_without_a_cache_nothing_is_looked_up() -> None:
+    engine = FakeEngine(caching=False)
+    for _ in range(2):
+        assert engine.generate(PROMPT, max_tokens=3) == generate_alone(PROMPT, max_tokens=3)[0]
+    stats = engine.core.stats()
+    assert stats.num_prefix_query_tokens == stats.num_prefix_hit_tokens == 0
+    assert stats.num_cached_blocks == 0
+
+
 def test_the_tokens_of_two_salts_do_not_mix() -> None:
     engine = FakeEngine()
     for salt, hit in (("a", 0), ("b", 0), (None, 0), ("a", 16)):

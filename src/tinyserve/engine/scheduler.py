@@ -245,7 +245,7 @@ class Scheduler:
         else:
             self._policy.admitted(seq)
             seq.num_charged = num_computed  # hits are free
-            if not wants_scores:
+            if self._kv.is_caching and not wants_scores:
                 self.counters.prefix_query_tokens += seq.num_known
                 self.counters.prefix_hit_tokens += num_computed
             if not seq.output_ids:

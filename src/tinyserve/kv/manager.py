@@ -46,7 +46,7 @@ class KVManager:
         self.block_size = block_size
         self.counters = KVCounters()
         self.arena = SwapArena(num_swap_blocks)
-        self._caching = enable_prefix_caching
+        self.is_caching = enable_prefix_caching
         self._allocator = BlockAllocator(num_blocks)
         self._cache = PrefixCache(hash_block)
         self._tables: set[BlockTable] = set()  # those that hold blocks or slots
@@ -98,7 +98,7 @@ class KVManager:
         blocks would stay available.
         """
         assert not table.blocks, "the table is open"
-        hits = self._hits(table, tokens) if read_cache and self._caching else []
+        hits = self._hits(table, tokens) if read_cache and self.is_caching else []
         num_new = self.blocks_for(len(tokens)) - len(hits)
         revived = sum(1 for entry in hits if not self._allocator.num_refs(entry.block))
         if num_new + revived + keep_free > self.num_available:
@@ -146,7 +146,7 @@ class KVManager:
         """Offer the full blocks of the first `num_computed` tokens, all written and verified."""
         if num_computed < (table.num_published + 1) * self.block_size:
             return
-        if not self._caching or not table.publishing:
+        if not self.is_caching or not table.publishing:
             return
         num_full = num_computed // self.block_size
         self._cache.extend_keys(table, tokens, num_full, self.block_size)
@@ -163,7 +163,7 @@ class KVManager:
         tables share could be published by one of them under a prefix that the other does not own.
         """
         num_full = num_computed // self.block_size
-        assert not self._caching or not table.publishing or table.num_published == num_full
+        assert not self.is_caching or not table.publishing or table.num_published == num_full
         child = BlockTable(table.namespace)
         child.blocks = table.blocks[: self.blocks_for(num_computed)]
         child.keys = table.keys[:num_full]
