@@ -308,14 +308,22 @@ class TinyServeConfig:
         """A copy with whole sections replaced."""
         return dataclasses.replace(self, **sections)
 
-    def with_values(self, sections: Mapping[str, Mapping[str, Any]]) -> TinyServeConfig:
-        """A copy with single settings replaced: section -> key -> value. Raises ConfigError."""
-        changed = {}
-        for section, values in sections.items():
-            if section == "cache" and values.get("kv_cache_memory") is not None:
-                values = {"num_blocks": None, **values}
-            changed[section] = dataclasses.replace(getattr(self, section), **values)
-        return self.replace(**changed)
+    def with_settings(self, values: Mapping[str, Any]) -> TinyServeConfig:
+        """A copy with single settings of the engine replaced, named without their section.
+
+        Raises ConfigError naming the key.
+        """
+        sections = ("model", "cache", "scheduler", "spec")
+        homes = {name: s for s in sections for name in settings_of(SECTIONS[s])}
+        changed: Layer = {}
+        for name, value in values.items():
+            if name not in homes:
+                raise ConfigError(f"unknown setting {name!r}" + did_you_mean(name, homes))
+            changed.setdefault(homes[name], {})[name] = value
+        if changed.get("cache", {}).get("kv_cache_memory") is not None:
+            changed["cache"].setdefault("num_blocks", None)
+        replaced = {s: dataclasses.replace(getattr(self, s), **v) for s, v in changed.items()}
+        return self.replace(**replaced)
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Nested plain values; API keys are left out."""

@@ -17,9 +17,10 @@ import uvicorn
 from helpers.fake_service import SpeakingRunner, assert_idle, runner_of
 
 from tinyserve.engine.build import Engine
-from tinyserve.server.app import ServerState, create_app
+from tinyserve.server.app import create_app
 from tinyserve.server.bridge import EngineBridge
 from tinyserve.server.run import GracefulServer
+from tinyserve.server.state import ServerState
 
 
 @dataclass

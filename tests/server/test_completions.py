@@ -87,14 +87,15 @@ def test_sam_07_choices(served: Live) -> None:
 
 
 def test_sam_06_unseeded_requests_differ_and_seeded_ones_do_not(served: Live) -> None:
-    def texts(**body: Any) -> set[str]:
-        return {served.complete(max_tokens=8, **body)["choices"][0]["text"] for _ in range(4)}
+    def outputs(**body: Any) -> list[tuple[int, ...]]:
+        answer = served.complete(max_tokens=9, ignore_eos=True, return_token_ids=True, **body)
+        return [tuple(choice["token_ids"]) for choice in answer["choices"]]
 
-    assert len(texts()) == 4
-    assert len(texts(seed=7)) == 1
-    several = served.complete(n=4, seed=7, max_tokens=8)["choices"]
-    assert len({choice["text"] for choice in several}) == 4
-    assert several[0]["text"] in texts(seed=7)
+    assert len({outputs()[0] for _ in range(4)}) == 4
+    (seeded,) = {outputs(seed=7)[0] for _ in range(4)}
+    several = outputs(n=4, seed=7)
+    assert len(set(several)) == 4
+    assert several[0] == seeded
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ theirs.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +104,7 @@ def assemble(
         intake=Intake(tokenizer, limits, defaults),
         config=config,
         model_name=checkpoint.name,
-        fingerprint=f"ts{NUMERICS_VERSION}-{checkpoint.fingerprint[:12]}",
+        fingerprint=_system_fingerprint(config.model, checkpoint),
         notes=tuple(notes),
     )
 
@@ -192,3 +193,15 @@ def sampling_defaults(options: ModelOptions, checkpoint: Checkpoint) -> dict[str
     use_own = options.generation_config == "auto"
     own: Mapping[str, Any] = checkpoint.sampling_defaults if use_own else {}
     return {**own, **(options.override_generation_config or {})}
+
+
+def _system_fingerprint(options: ModelOptions, checkpoint: Checkpoint) -> str:
+    """Changes whenever the same request may give other bits."""
+    identity = (
+        checkpoint.fingerprint,
+        options.dtype,
+        options.quantization,
+        resolve_kv_dtype(checkpoint, options),
+    )
+    digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:12]
+    return f"ts{NUMERICS_VERSION}-{digest}"

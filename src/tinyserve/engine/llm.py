@@ -9,71 +9,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
-from tinyserve.config import SECTIONS, TinyServeConfig
+from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine, build_engine
 from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Intake, split_prompts
+from tinyserve.engine.outputs import Choice, Output, StreamDelta
 from tinyserve.engine.progress import counted
 from tinyserve.engine.request import EngineRequest, RequestOutput
-from tinyserve.engine.sampling import SampledToken, SamplingParams
+from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import ConfigError, RequestError, TinyServeError
-from tinyserve.settings import did_you_mean, settings_of
 
 Params = SamplingParams | Mapping[str, Any] | None
 Messages = Sequence[Mapping[str, Any]]
-
-
-@dataclass
-class Choice:
-    """One of the n texts of a request. `logprobs`: one entry per token, if they were asked for."""
-
-    index: int
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[SampledToken] | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-
-@dataclass
-class Output:
-    """What came of one prompt. The properties are those of the first choice."""
-
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[Choice]
-    num_cached_tokens: int = 0
-    prompt_logprobs: list[SampledToken | None] | None = None
-
-    @property
-    def text(self) -> str:
-        return self.outputs[0].text
-
-    @property
-    def token_ids(self) -> list[int]:
-        return self.outputs[0].token_ids
-
-    @property
-    def finish_reason(self) -> str | None:
-        return self.outputs[0].finish_reason
-
-    @property
-    def logprobs(self) -> list[SampledToken] | None:
-        return self.outputs[0].logprobs
-
-
-@dataclass(frozen=True)
-class StreamDelta:
-    """What one step added to one choice of a stream."""
-
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[SampledToken] | None
-    finish_reason: str | None
 
 
 class LLM:
@@ -270,8 +219,8 @@ class LLM:
             if not self._inboxes[request_id]:
                 continue
             for output in self._take(request_id):
-                _add(result, output)
-            if all(choice.finish_reason is not None for choice in result.outputs):
+                result.add(output)
+            if result.is_complete:
                 complete.append(request_id)
         return complete
 
@@ -309,13 +258,7 @@ class Stream:
         self._left -= output.finish_reason is not None
         if not self._left:
             self.close()
-        return StreamDelta(
-            output.index,
-            output.new_text,
-            output.new_token_ids,
-            output.logprobs,
-            output.finish_reason,
-        )
+        return StreamDelta.of(output)
 
     def close(self) -> None:
         """Abort what is not finished; idempotent."""
@@ -330,20 +273,6 @@ class Stream:
 
     def __del__(self) -> None:
         self.close()
-
-
-def _add(result: Output, output: RequestOutput) -> None:
-    choice = result.outputs[output.index]
-    choice.text += output.new_text
-    choice.token_ids += output.new_token_ids
-    if output.logprobs is not None:
-        choice.logprobs = (choice.logprobs or []) + output.logprobs
-    if output.finish_reason is not None:
-        choice.finish_reason = output.finish_reason
-        choice.stop_reason = output.stop_reason
-    if output.prompt_logprobs is not None:
-        result.prompt_logprobs = output.prompt_logprobs
-    result.num_cached_tokens = output.num_cached_tokens
 
 
 def _only(prompts: list[Any]) -> list[Any]:
@@ -368,19 +297,4 @@ def _configured(
         )
     if model is not None:
         overrides = {"name": model, **overrides}
-    return with_settings(config, overrides)
-
-
-def with_settings(config: TinyServeConfig, values: Mapping[str, Any]) -> TinyServeConfig:
-    """`config` with single settings replaced, each named without its section (but not server's)."""
-    homes = {
-        name: section
-        for section in ("model", "cache", "scheduler", "spec")
-        for name in settings_of(SECTIONS[section])
-    }
-    sections: dict[str, dict[str, Any]] = {}
-    for name, value in values.items():
-        if name not in homes:
-            raise ConfigError(f"unknown setting {name!r}" + did_you_mean(name, homes))
-        sections.setdefault(homes[name], {})[name] = value
-    return config.with_values(sections)
+    return config.with_settings(overrides)

@@ -21,73 +21,19 @@ import tinyserve
 from tinyserve.config import ServerConfig
 from tinyserve.engine.build import Engine
 from tinyserve.errors import EngineDeadError, TinyServeError, UnknownModelError
-from tinyserve.server.bridge import Admission, EngineBridge
+from tinyserve.server.bridge import EngineBridge
 from tinyserve.server.deltas import Delta
 from tinyserve.server.errors import HTTPFailure, failure, status_failure
 from tinyserve.server.http import KeyGuard, client_of, read_json, request_id_header
+from tinyserve.server.openapi import body_schema
 from tinyserve.server.protocol import ChatRequest, CompletionRequest, parse_body
-from tinyserve.server.service import ALIAS, Prepared, Service
+from tinyserve.server.service import ALIAS, Prepared
 from tinyserve.server.session import ClientGoneError, Session
 from tinyserve.server.shapes import to_json
 from tinyserve.server.sse import EventStream
+from tinyserve.server.state import ServerState
 
 logger = logging.getLogger("tinyserve.server")
-
-
-class ServerState:
-    """What the routes share: the service and the bridge, once there are any."""
-
-    def __init__(self, config: ServerConfig) -> None:
-        self.config = config
-        self.service: Service | None = None
-        self.bridge: EngineBridge | None = None
-        self.load_error: BaseException | None = None
-        self.on_load_error: Callable[[], None] | None = None
-        self.is_draining = False
-
-    def start(self, engine: Engine) -> None:
-        """Begin to serve `engine`, on the running loop."""
-        scheduler = engine.config.scheduler
-        chooses = scheduler.policy in ("priority", "fair")
-        self.bridge = EngineBridge(
-            engine.core,
-            admission=Admission(scheduler.max_num_seqs, scheduler.max_num_seqs if chooses else 0),
-            max_queued_requests=self.config.max_queued_requests,
-        )
-        self.bridge.start()
-        self.service = Service(engine)
-
-    def ready(self) -> tuple[Service, EngineBridge]:
-        """Raises EngineDeadError (503) while there is nothing to serve with."""
-        if self.is_draining:
-            raise EngineDeadError("the server is shutting down")
-        if self.service is None or self.bridge is None:
-            raise EngineDeadError("the model is still loading")
-        return self.service, self.bridge
-
-    def stop(self) -> None:
-        if self.bridge is not None:
-            self.bridge.stop()
-
-    def health(self) -> tuple[int, dict[str, Any]]:
-        """Status and body of /health."""
-        if self.load_error is not None:
-            return 503, {"status": "failed", "error": str(self.load_error)}
-        if self.bridge is None:
-            return 503, {"status": "loading"}
-        status = "ok"
-        if self.bridge.death is not None:
-            status = "dead"
-        elif self.is_draining:
-            status = "draining"
-        stats = self.bridge.stats
-        return 200 if status == "ok" else 503, {
-            "status": status,
-            "queue_depth": self.bridge.num_queued,
-            "waiting": stats.num_waiting,
-            "running": stats.num_running,
-            "swapped": stats.num_swapped,
-        }
 
 
 def create_app(
@@ -193,14 +139,14 @@ def _add_routes(app: FastAPI, state: ServerState) -> None:
             raise UnknownModelError(name)
         return _json(service.model_object(name))
 
-    @app.post("/v1/completions", openapi_extra=_body_schema(CompletionRequest))
+    @app.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
     async def completions(request: Request) -> Response:
         service, bridge = state.ready()
         body = parse_body(CompletionRequest, await read_json(request, state.config.max_body_size))
         prepared = await service.completion(body, client_of(request, body.user))
         return await _answer(state, bridge, request, prepared)
 
-    @app.post("/v1/chat/completions", openapi_extra=_body_schema(ChatRequest))
+    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         service, bridge = state.ready()
         body = parse_body(ChatRequest, await read_json(request, state.config.max_body_size))
@@ -258,26 +204,6 @@ def _json_failure(told: HTTPFailure) -> Response:
     response = _json(told.body, told.status)
     response.headers.update(told.headers)
     return response
-
-
-def _body_schema(kind: type[CompletionRequest] | type[ChatRequest]) -> dict[str, Any]:
-    """The request body for the OpenAPI document; the routes read and check it themselves."""
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
-    definitions = schema.pop("$defs", {})
-    for name, definition in definitions.items():
-        _inline(schema, f"#/components/schemas/{name}", definition)
-    content = {"application/json": {"schema": schema}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
-def _inline(node: Any, reference: str, definition: Any) -> None:
-    """Replace references by what they name, so that the schema stands alone."""
-    children = node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-    for child in list(children):
-        _inline(child, reference, definition)
-    if isinstance(node, dict) and node.get("$ref") == reference:
-        del node["$ref"]
-        node.update(definition)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ import logging
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 from tinyserve.engine.request import EngineRequest, EngineStats, RequestOutput
 from tinyserve.errors import EngineDeadError, RequestError, TinyServeError
+from tinyserve.server.admission import Admission
 from tinyserve.server.fair_queue import Entry, FairRequestQueue
 from tinyserve.server.mailbox import Mailbox
 
@@ -40,25 +40,6 @@ class Core(Protocol):
     def step(self) -> list[RequestOutput]: ...
     def has_work(self) -> bool: ...
     def stats(self) -> EngineStats: ...
-
-
-@dataclass(frozen=True)
-class Admission:
-    """How many choices the engine is given at once, so that the rest waits in fair order.
-
-    `seats` is what it computes in a step. `lookahead` more may wait inside it, where its policy
-    needs several requests to choose from.
-    """
-
-    seats: int
-    lookahead: int = 0
-
-    def allows(self, in_engine: dict[str, EngineRequest], choices: int, priority: int) -> bool:
-        """Whether the engine should take one more request, of `priority`, now."""
-        if choices < self.seats + self.lookahead:
-            return True
-        least_urgent = max(request.priority for request in in_engine.values())
-        return priority < least_urgent and choices < 2 * (self.seats + self.lookahead)
 
 
 class EngineBridge:

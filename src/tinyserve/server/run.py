@@ -21,7 +21,8 @@ import uvicorn
 from tinyserve.config import ServerConfig
 from tinyserve.engine.build import Engine
 from tinyserve.errors import ConfigError, EngineDeadError
-from tinyserve.server.app import ServerState, create_app
+from tinyserve.server.app import create_app
+from tinyserve.server.state import ServerState
 
 logger = logging.getLogger("tinyserve.server")
 

@@ -17,11 +17,17 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tinyserve.engine.build import Engine
-from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Prompt, split_prompts
+from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Prompt
 from tinyserve.engine.request import EngineRequest
 from tinyserve.engine.sampling import SamplingParams
-from tinyserve.errors import RequestError, UnknownModelError
+from tinyserve.errors import UnknownModelError
 from tinyserve.server.deltas import Delta, DeltaMaker, DeltaOptions, PromptPart, join
+from tinyserve.server.limits import (
+    check_chat,
+    check_completion,
+    check_limits,
+    checked_prompts,
+)
 from tinyserve.server.protocol import (
     KNOWN_AND_HARMLESS,
     ChatRequest,
@@ -36,8 +42,6 @@ logger = logging.getLogger("tinyserve.server")
 T = TypeVar("T")
 
 ALIAS = "tinyserve"
-MAX_PROMPTS = 1024  # in one request
-MAX_CHOICES = 1024  # prompts times n
 INLINE_CHARACTERS = 8192  # longer texts are tokenized off the event loop
 
 
@@ -103,11 +107,8 @@ class Service:
 
     async def completion(self, body: CompletionRequest, client: str) -> Prepared:
         """Check and tokenize a completion. Raises RequestError."""
-        model = self._check_common(body, body.logprobs, "logprobs")
-        if body.suffix:
-            raise RequestError("suffix is not supported by this model", param="suffix")
-        if body.best_of is not None and body.best_of != (body.n or 1):
-            raise RequestError("best_of is supported only where it equals n", param="best_of")
+        model = self._admit(body, "logprobs", body.logprobs)
+        check_completion(body)
         fields = body.sampling_fields()
         if body.logprobs is not None:
             fields["logprobs"] = body.logprobs
@@ -115,7 +116,7 @@ class Service:
         if score_prompt:
             fields["prompt_logprobs"] = max(body.logprobs or 0, body.prompt_logprobs or 0)
         params = self.engine.intake.params(fields, max_tokens=COMPLETION_MAX_TOKENS)
-        prompts = _checked_prompts(body.prompt, params.n)
+        prompts = checked_prompts(body.prompt, params.n)
         special = body.add_special_tokens is not False
         encoded = await self._encode(prompts, special)
         texts = [
@@ -129,9 +130,8 @@ class Service:
 
     async def chat(self, body: ChatRequest, client: str) -> Prepared:
         """Check, render and tokenize a conversation. Raises RequestError."""
-        model = self._check_common(body, body.top_logprobs, "top_logprobs")
-        if body.top_logprobs is not None and not body.logprobs:
-            raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+        model = self._admit(body, "top_logprobs", body.top_logprobs)
+        check_chat(body)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         fields = body.sampling_fields()
         if logprobs is not None:
@@ -150,28 +150,11 @@ class Service:
         )
         return self._prepared(body, client, params, ([ids], [echo]), options, shape)
 
-    def _check_common(self, body: GenerationRequest, num_logprobs: int | None, param: str) -> str:
+    def _admit(self, body: GenerationRequest, param: str, num_logprobs: int | None) -> str:
+        """What both routes check first; the served name of the model."""
         model = self.resolve_model(body.model)
         limit = self.engine.config.server.max_logprobs
-        for name, value in ((param, num_logprobs), ("prompt_logprobs", body.prompt_logprobs)):
-            if value is not None and not 0 <= value <= limit:
-                raise RequestError(f"{name} must be between 0 and {limit}, got {value}", param=name)
-        if body.stream and body.prompt_logprobs is not None:
-            raise RequestError(
-                "prompt_logprobs is not available in a stream", param="prompt_logprobs"
-            )
-        if body.stream_options is not None and not body.stream:
-            raise RequestError("stream_options needs stream: true", param="stream_options")
-        keep = body.truncate_prompt_tokens
-        if keep is not None and keep < 1:
-            raise RequestError(
-                f"truncate_prompt_tokens must be at least 1, got {keep}",
-                param="truncate_prompt_tokens",
-            )
-        if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= 1024:
-            raise RequestError("cache_salt must have 1 to 1024 characters", param="cache_salt")
-        if body.priority is not None and abs(body.priority) >= 2**31:
-            raise RequestError("priority is out of range", param="priority")
+        check_limits(body, {param: num_logprobs, "prompt_logprobs": body.prompt_logprobs}, limit)
         self._note_strangers(body)
         return model
 
@@ -249,19 +232,6 @@ class Service:
             self._known_strangers |= new
             shown = ", ".join(repr(name[:64]) for name in itertools.islice(sorted(new), 20))
             logger.info("ignoring unknown request fields: %s (said once)", shown)
-
-
-def _checked_prompts(value: Any, n: int) -> list[Prompt]:
-    if value is None:
-        raise RequestError("prompt is required", param="prompt")
-    prompts = split_prompts(value)
-    if len(prompts) > MAX_PROMPTS or len(prompts) * n > MAX_CHOICES:
-        raise RequestError(
-            f"at most {MAX_PROMPTS} prompts and {MAX_CHOICES} choices (prompts times n) in one "
-            f"request, got {len(prompts)} prompts with n={n}",
-            param="prompt",
-        )
-    return prompts
 
 
 def _truncated(ids: list[int], keep: int | None) -> list[int]:

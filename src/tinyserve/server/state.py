@@ -1,0 +1,69 @@
+"""`ServerState`: what the routes share, from start-up to the end. One per application."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tinyserve.config import ServerConfig
+from tinyserve.engine.build import Engine
+from tinyserve.errors import EngineDeadError
+from tinyserve.server.admission import Admission
+from tinyserve.server.bridge import EngineBridge
+from tinyserve.server.service import Service
+
+
+class ServerState:
+    """What the routes share: the service and the bridge, once there are any."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.config = config
+        self.service: Service | None = None
+        self.bridge: EngineBridge | None = None
+        self.load_error: BaseException | None = None
+        self.on_load_error: Callable[[], None] | None = None
+        self.is_draining = False
+
+    def start(self, engine: Engine) -> None:
+        """Begin to serve `engine`, on the running loop."""
+        scheduler = engine.config.scheduler
+        chooses = scheduler.policy in ("priority", "fair")
+        self.bridge = EngineBridge(
+            engine.core,
+            admission=Admission(scheduler.max_num_seqs, scheduler.max_num_seqs if chooses else 0),
+            max_queued_requests=self.config.max_queued_requests,
+        )
+        self.bridge.start()
+        self.service = Service(engine)
+
+    def ready(self) -> tuple[Service, EngineBridge]:
+        """Raises EngineDeadError (503) while there is nothing to serve with."""
+        if self.is_draining:
+            raise EngineDeadError("the server is shutting down")
+        if self.service is None or self.bridge is None:
+            raise EngineDeadError("the model is still loading")
+        return self.service, self.bridge
+
+    def stop(self) -> None:
+        if self.bridge is not None:
+            self.bridge.stop()
+
+    def health(self) -> tuple[int, dict[str, Any]]:
+        """Status and body of /health."""
+        if self.load_error is not None:
+            return 503, {"status": "failed", "error": str(self.load_error)}
+        if self.bridge is None:
+            return 503, {"status": "loading"}
+        status = "ok"
+        if self.bridge.death is not None:
+            status = "dead"
+        elif self.is_draining:
+            status = "draining"
+        stats = self.bridge.stats
+        return 200 if status == "ok" else 503, {
+            "status": status,
+            "queue_depth": self.bridge.num_queued,
+            "waiting": stats.num_waiting,
+            "running": stats.num_running,
+            "swapped": stats.num_swapped,
+        }
