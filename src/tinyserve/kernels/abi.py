@@ -129,16 +129,16 @@ _library: c.CDLL | None = None
 
 
 def library_path() -> Path | None:
-    """Where the compiled kernels lie, looked for along the package's `__path__` (an editable
-    install has two).
+    """Where the compiled kernels lie, looked for along the package's `__path__`.
+
+    An editable install has two folders; of two libraries the newest is meant, so that
+    `make native` is seen without a reinstall.
     """
     import tinyserve.kernels
 
-    for folder in tinyserve.kernels.__path__:
-        path = Path(folder) / "_kernels.so"
-        if path.exists():
-            return path
-    return None
+    paths = [Path(folder) / "_kernels.so" for folder in tinyserve.kernels.__path__]
+    found = [path for path in paths if path.exists()]
+    return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
 def load_library() -> c.CDLL:
