@@ -64,6 +64,16 @@ def test_static_forks_take_the_seats_of_their_batch() -> None:
     engine.assert_empty()
 
 
+def test_the_seat_of_a_finished_static_member_is_not_given_to_a_fork() -> None:
+    engine = FakeEngine(policy="static", max_num_seqs=2, max_num_batched_tokens=16)
+    engine.add([1], max_tokens=1)
+    engine.add(range(40), n=2, max_tokens=3)
+    while engine.core.has_work():
+        engine.step()
+        assert engine.planned_ids().count("r1") <= 1, "the second choice is of the next batch"
+    assert engine.results["r1"][1].token_ids == generate_alone(range(40), max_tokens=3)[0]
+
+
 def test_static_members_that_were_preempted_come_back_within_their_batch() -> None:
     engine = FakeEngine(policy="static", max_num_seqs=3, num_blocks=8)
     for token in range(5):

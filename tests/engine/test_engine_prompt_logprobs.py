@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 from helpers.fake_engine import Choice, FakeEngine
+
+from tinyserve.engine.sampling import SampledToken
 
 PROMPT = list(range(30, 0, -1))
 
@@ -14,20 +18,24 @@ def score(engine: FakeEngine, **options: object) -> Choice:
     return engine.results[request_id][0]
 
 
-EXPECTED = score(FakeEngine()).prompt_logprobs
+@cache
+def expected() -> list[SampledToken | None]:
+    """The scores of PROMPT with room and without preemption."""
+    scores = score(FakeEngine()).prompt_logprobs
+    assert scores is not None
+    return scores
 
 
 def test_one_entry_per_prompt_token_and_none_for_the_first() -> None:
-    assert EXPECTED is not None
-    assert EXPECTED[0] is None
-    assert [entry and entry.token_id for entry in EXPECTED[1:]] == PROMPT[1:]
-    assert all(entry is not None and len(entry.top) == 2 for entry in EXPECTED[1:])
+    assert expected()[0] is None
+    assert [entry and entry.token_id for entry in expected()[1:]] == PROMPT[1:]
+    assert all(entry is not None and len(entry.top) == 2 for entry in expected()[1:])
 
 
 @pytest.mark.parametrize("budget", [1, 4, 7, 29, 30])
 def test_chunks_do_not_matter(budget: int) -> None:
     engine = FakeEngine(max_num_batched_tokens=budget)
-    assert score(engine).prompt_logprobs == EXPECTED
+    assert score(engine).prompt_logprobs == expected()
 
 
 def test_they_come_with_the_first_output_of_choice_zero_only() -> None:
@@ -37,7 +45,7 @@ def test_they_come_with_the_first_output_of_choice_zero_only() -> None:
     while engine.core.has_work():
         with_scores += [o.index for o in engine.step() if o.prompt_logprobs is not None]
     assert with_scores == [0]
-    assert engine.results["r0"][0].prompt_logprobs == EXPECTED
+    assert engine.results["r0"][0].prompt_logprobs == expected()
 
 
 def test_a_cached_prompt_is_computed_again() -> None:
@@ -45,7 +53,7 @@ def test_a_cached_prompt_is_computed_again() -> None:
     engine = FakeEngine()
     first = score(engine)
     second = score(engine)
-    assert second.prompt_logprobs == first.prompt_logprobs == EXPECTED
+    assert second.prompt_logprobs == first.prompt_logprobs == expected()
     assert second.num_cached_tokens == 0
     stats = engine.core.stats()
     assert stats.num_prefix_query_tokens == stats.num_prefix_hit_tokens == 0
@@ -69,7 +77,7 @@ def test_preemption_in_the_middle_of_the_prompt(num_swap_blocks: int, caching: b
     engine.add([7], max_tokens=2)
     engine.run()
     assert engine.core.stats().num_preemptions_swap == bool(num_swap_blocks)
-    assert engine.results["r0"][0].prompt_logprobs == EXPECTED
+    assert engine.results["r0"][0].prompt_logprobs == expected()
     engine.assert_empty()
 
 
@@ -80,7 +88,7 @@ def test_scoring_alone(n: int) -> None:
     request_id = engine.add(PROMPT, prompt_logprobs=2, n=n, max_tokens=0)
     engine.run()
     choices = engine.results[request_id]
-    assert choices[0].prompt_logprobs == EXPECTED
+    assert choices[0].prompt_logprobs == expected()
     assert [(c.token_ids, c.finish_reason) for c in choices] == [([], "length")] * n
     engine.assert_empty()
 

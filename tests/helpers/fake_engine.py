@@ -82,6 +82,7 @@ class FakeRunner:
         """Nothing within the step may depend on the order inside a group of effects."""
         for chunk in plan.chunks:
             assert chunk.token_ids, "an empty chunk"
+            assert 0 <= chunk.num_logits <= len(chunk.token_ids), "logits of rows not computed"
             assert len(set(chunk.block_ids)) == len(chunk.block_ids)
         targets = [block for _, block in (*plan.swap_in, *plan.copies)]
         assert len(set(targets)) == len(targets), "two transfers fill one block"

@@ -104,6 +104,12 @@ def test_colliding_hashes_cost_a_miss_and_never_a_wrong_block() -> None:
     assert other.table.num_published == 0
     model.free(first)
     model.verify()
+    model.kv.clear_cache()
+    model.drop(other)
+    assert model.open(other)
+    assert model.write(other)
+    model.step_end()
+    assert other.table.num_published == 1, "begun anew, it is published where the key is free"
 
 
 def test_equal_tokens_under_other_prefixes_differ() -> None:
