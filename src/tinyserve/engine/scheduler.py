@@ -223,9 +223,7 @@ class Scheduler:
         return len(self._running) < self._config.max_num_seqs
 
     def _admit(self, seq: Sequence) -> bool:
-        """Give a waiting or preempted sequence a seat and its blocks; False and no change if it
-        can't.
-        """
+        """Seat a waiting or preempted sequence with its blocks; False, and no change, if short."""
         if not self._has_seat():
             return False
         wants_scores = seq.job.wants_prompt_scores
