@@ -70,13 +70,14 @@ void linear(const Op& op, const Run& run, int task, uint8_t* scratch) {
 // ---- attention --------------------------------------------------------------------------------------------------
 
 struct AttentionScratch {
-  float *scores, *values, *total, *gather;
+  float *scores, *values, *total;
+  uint8_t* gather;
 };
 AttentionScratch attention_scratch(uint8_t* scratch, int dp) {
   float* scores = (float*)scratch;
   float* values = scores + TILE_ROWS * PARTITION;
   float* total = values + TILE_ROWS * dp;
-  return {scores, values, total, total + TILE_ROWS * dp};
+  return {scores, values, total, (uint8_t*)(total + TILE_ROWS * dp)};
 }
 
 // A tile's rows: token-major, the heads of the group side by side.
@@ -102,7 +103,7 @@ void attend(const Op& op, const Run& run, int task, uint8_t* scratch) {
   const AttentionTask& t = run.plan->tasks[task / op.num_kv_heads];
   const int kv_head = task % op.num_kv_heads, d = op.head_dim, dp = padded(d);
   const AttentionScratch s = attention_scratch(scratch, dp);
-  const KeyValues<FORMAT> kv(op, *run.kv, run.step->block_ids + run.step->block_starts[t.seq], kv_head, s.gather);
+  KeyValues<FORMAT> kv(op, *run.kv, run.step->block_ids + run.step->block_starts[t.seq], kv_head, s.gather);
   const int all_rows = t.tokens * (op.num_heads / op.num_kv_heads);
   QueryRow rows[TILE_ROWS];
   Partial partial[TILE_ROWS], total[TILE_ROWS];

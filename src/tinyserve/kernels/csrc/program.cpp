@@ -84,7 +84,7 @@ int64_t scratch_bytes(const std::vector<Op>& ops) {
       most = std::max(most, bytes);
     } else if (op.kind == ATTENTION) {
       const int64_t dp = padded16(op.head_dim);
-      most = std::max<int64_t>(most, 4 * (SPLIT_MAX_ROWS * (KEY_PARTITION + 2 * dp) + 2 * PANEL * dp + 2 * PANEL));
+      most = std::max<int64_t>(most, 4 * (SPLIT_MAX_ROWS * (KEY_PARTITION + 2 * dp) + KEY_PARTITION / PANEL * (2 * PANEL * dp + 2 * PANEL)));
     }
   }
   return most;
