@@ -178,6 +178,8 @@ def load_library() -> c.CDLL:
         ),
         *(c.POINTER(SampleResultStruct), c.c_void_p, c.c_void_p, c.c_int),
     ]
+    library.ts_probe.restype = c.c_int64
+    library.ts_probe.argtypes = [c.c_char_p, c.c_int, c.c_int, c.c_void_p, c.c_int64]
     _library = library
     return library
 

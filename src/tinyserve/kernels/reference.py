@@ -230,7 +230,7 @@ def _draw(x: F32, draw: Draw) -> int:
     reached = np.cumsum(weights)
     nucleus = len(order)
     if draw.top_p < 1.0:
-        nucleus = int(np.searchsorted(reached, draw.top_p * reached[-1])) + 1
+        nucleus = int(np.searchsorted(reached, float(np.float32(draw.top_p)) * reached[-1])) + 1
     goal = keyed_uniform(draw.seed, draw.choice, draw.position) * reached[nucleus - 1]
     return int(order[min(int(np.searchsorted(reached, goal, side="right")), nucleus - 1)])
 

@@ -2,6 +2,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "gemm.h"
+#include "probe.h"
 #include "sample.h"
 #include "tasks.h"
 
@@ -191,4 +192,4 @@ void run_task(const Op& op, const Run& run, int stage, int task, uint8_t* scratc
 #define TS_STRING_(x) #x
 #define TS_STRING(x) TS_STRING_(x)
 
-extern const Kernels TS_CONCAT(kernels_, TS_ISA) = {TS_STRING(TS_ISA), run_task, sample_row};
+extern const Kernels TS_CONCAT(kernels_, TS_ISA) = {TS_STRING(TS_ISA), run_task, sample_row, probe};

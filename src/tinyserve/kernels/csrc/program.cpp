@@ -215,6 +215,31 @@ class SampleJob : public Job {
   Aligned scratch_;
 };
 
+class ProbeJob : public Job {
+ public:
+  ProbeJob(const Kernels* kernels, int kind, const uint8_t* data, int64_t bytes, int threads)
+      : kernels_(kernels), kind_(kind), data_(data), bytes_(bytes / threads / 4096 * 4096), done_(threads), threads_(threads) {}
+  int num_stages() const override { return 1; }
+  int num_tasks(int) const override { return threads_; }
+  void run(int, int task, int) override {
+    float sink = 0.0f;
+    done_[task] = kernels_->probe(kind_, data_ + task * bytes_, bytes_, &sink) + (sink == 0.12345f);
+  }
+  int64_t done() const {
+    int64_t total = 0;
+    for (int64_t d : done_) total += d;
+    return total;
+  }
+
+ private:
+  const Kernels* kernels_;
+  int kind_;
+  const uint8_t* data_;
+  int64_t bytes_;
+  std::vector<int64_t> done_;
+  int threads_;
+};
+
 }  // namespace
 
 // Names of the variants, best first, separated by spaces; those that this processor cannot run carry a '-' in front.
@@ -253,4 +278,13 @@ TS_API int ts_sample(const char* variant, int threads, const float* logits, int6
   SampleJob job(kernels, logits, stride, vocab, args, num_rows, results, top_ids, top_logprobs, max_top, threads);
   run_job(job, threads);
   return 0;
+}
+
+// Run a probe of the machine's ceilings on all threads; returns the multiply-adds done, or -1.
+TS_API int64_t ts_probe(const char* variant, int threads, int kind, const uint8_t* data, int64_t bytes) {
+  const Kernels* kernels = find_variant(variant);
+  if (!kernels) return -1;
+  ProbeJob job(kernels, kind, data, bytes, std::max(1, threads));
+  run_job(job, threads);
+  return job.done();
 }

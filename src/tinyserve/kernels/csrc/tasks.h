@@ -70,4 +70,6 @@ struct Kernels {
   // One row of sampling; `work` holds vocab floats, `order` vocab + 1 int32.
   void (*sample)(const float* logits, int vocab, const SampleArgs& args, float* work, int32_t* order, SampleResult* result,
                  int32_t* top_ids, float* top_logprobs);
+  // A ceiling of the machine (probe.h): 0 read bandwidth, 1 f32, 2 int16, 3 four bits x int8.
+  int64_t (*probe)(int kind, const uint8_t* data, int64_t bytes, float* sink);
 };
