@@ -70,7 +70,9 @@ def build_engine(config: TinyServeConfig, progress: Progress | None = None) -> E
     )
     # Embeddings may be padded past the tokenizer's last id; such ids are never drawn.
     runner.known_vocab = min(runner.known_vocab, tokenizer.vocab_size)
-    return assemble(config, checkpoint, tokenizer, runner, notes)
+    engine = assemble(config, checkpoint, tokenizer, runner, notes)
+    runner.note_process()
+    return engine
 
 
 def assemble(

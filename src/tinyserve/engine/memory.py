@@ -26,6 +26,15 @@ def available_memory() -> int:
     return free
 
 
+def resident_memory() -> int:
+    """Bytes of this process in memory now; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def _meminfo_available() -> int:
     try:
         for line in Path("/proc/meminfo").read_text().splitlines():

@@ -14,6 +14,7 @@ import numpy as np
 
 from tinyserve.config import CacheConfig, ModelOptions, SchedulerConfig
 from tinyserve.engine.draw_rows import draw_of, sampled_of
+from tinyserve.engine.memory import resident_memory
 from tinyserve.engine.plan import Chunk, StepPlan
 from tinyserve.engine.sampling import SampledToken, SampleRow
 from tinyserve.kernels.formats import F32
@@ -37,6 +38,7 @@ class ModelRunner:
         self.pool = pool
         self.backend = backend
         self.max_tokens = 0
+        self.process_bytes = 0  # see `note_process`
         self.known_vocab = decoder.config.vocab_size  # ids from here on are never drawn
         self._body: Compiled
         self._head: Compiled
@@ -99,18 +101,29 @@ class ModelRunner:
             )
         )
 
+    def note_process(self) -> None:
+        """Measure what the process holds besides this model: interpreter, libraries, tokenizer.
+
+        Call it once everything is loaded. From then on the touched bytes of `memory_report` add up
+        to the process's resident memory.
+        """
+        known = sum(item["touched"] for item in self.memory_report().values())
+        self.process_bytes = max(0, resident_memory() - known)
+
     def memory_report(self) -> dict[str, Any]:
-        """Bytes by item, reserved and touched."""
+        """Bytes by item, reserved and touched; "process" is the baseline of `note_process`."""
         rope = self.decoder.layers[0].attention
         weights = self.decoder.nbytes
         tables = rope.cos.nbytes + rope.sin.nbytes
         body, head = self._body.nbytes, self._head.nbytes
+        process = self.process_bytes
         touched = body * self._most_rows // self.max_tokens + head * self._most_logits // HEAD_ROWS
         return {
             "weights": {"reserved": weights, "touched": weights},
             **self.pool.memory_report(),
             "activations": {"reserved": body + head, "touched": touched},
             "rotary_tables": {"reserved": tables, "touched": tables},
+            "process": {"reserved": process, "touched": process},
         }
 
     def _compile(self, max_tokens: int) -> None:
