@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not MISSING:
         return
     if os.environ.get("TINYSERVE_REQUIRE_REFERENCE") == "1":
-        raise pytest.UsageError(f"TINYSERVE_REQUIRE_REFERENCE is set, but the {REASON}")
+        raise pytest.UsageError(f"TINYSERVE_REQUIRE_REFERENCE is set: {REASON}")
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.skip(reason=REASON))
