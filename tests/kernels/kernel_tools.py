@@ -77,9 +77,7 @@ def spans_batch(
     assert sum(counts) <= len(deck), "the pool is too small for the test"
     starts = np.cumsum([0, *counts]).astype(np.int32)
     positions = [np.arange(start, stop, dtype=np.int32) for start, stop in spans]
-    slots = [
-        deck[starts[s] + p // size] * size + p % size for s, p in enumerate(positions)
-    ]
+    slots = [deck[starts[s] + p // size] * size + p % size for s, p in enumerate(positions)]
     rows = np.cumsum([0, *(len(p) for p in positions)]).astype(np.int32)
     tokens = np.arange(rows[-1], dtype=np.int32)
     return Batch(

@@ -66,9 +66,7 @@ def close(got: F32, want: F64, scale: F64, tolerance: float = F32_ROUNDING) -> b
 
 @pytest.mark.parametrize("n", [1, 16, 40, 100])
 @pytest.mark.parametrize("kind", FORMATS)
-def test_every_format(
-    variant: NativeBackend, kind: str, n: int, rng: np.random.Generator
-) -> None:
+def test_every_format(variant: NativeBackend, kind: str, n: int, rng: np.random.Generator) -> None:
     x, weight = activations(7, 1536, rng), make_weight(kind, n, 1536, rng)
     got = linear(variant, x, [weight])
     assert got.shape == (7, n)
@@ -117,7 +115,9 @@ def test_rows_do_not_see_each_other(
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-def test_variants_and_threads_agree(kind: str, native: NativeBackend, rng: np.random.Generator) -> None:
+def test_variants_and_threads_agree(
+    kind: str, native: NativeBackend, rng: np.random.Generator
+) -> None:
     from helpers.native import exact_variants
 
     x, part = activations(150, 1024, rng), make_weight(kind, 72, 1024, rng)
@@ -179,7 +179,13 @@ def test_epilogues(
     assert close(both, want + bias + residual, scale)
 
 
-SILU = [("f32", "f32"), ("bf16", "bf16"), ("int8:32:min", "int8:32"), ("u4", "u4"), ("u4", "u4:f32")]
+SILU = [
+    ("f32", "f32"),
+    ("bf16", "bf16"),
+    ("int8:32:min", "int8:32"),
+    ("u4", "u4"),
+    ("u4", "u4:f32"),
+]
 MIXED_SILU = [("u4", "int8:32"), ("int8:32", "u4:f32"), ("int8:16", "int8:32"), ("f16", "u4")]
 
 
@@ -235,9 +241,7 @@ def test_int16_activations_are_lossless(variant: NativeBackend, rng: np.random.G
 def test_largest_integer_sums_fit(variant: NativeBackend) -> None:
     """-128 against 32767 in a group of 512, and 15 against 127: nothing wraps round."""
     x = np.full((3, 1024), -7.0, np.float32)
-    int8 = Int8Weight(
-        np.full((16, 1024), -128, np.int8), np.ones((16, 2), np.float32), None, 512
-    )
+    int8 = Int8Weight(np.full((16, 1024), -128, np.int8), np.ones((16, 2), np.float32), None, 512)
     u4 = U4Weight(
         np.full((16, 1024), 15, np.uint8),
         np.ones((16, 32), np.float32),
