@@ -93,8 +93,8 @@ def cache_from_budget(
     if isinstance(model, str):
         model = importlib.import_module("tinyserve.models.checkpoint").load_checkpoint(model)
     if kv_cache_dtype == "auto" and hasattr(model, "tensors"):
-        runner = importlib.import_module("tinyserve.engine.runner")
-        kv_cache_dtype = runner.resolve_kv_dtype(model, ModelOptions())
+        weights = importlib.import_module("tinyserve.models.weights")
+        kv_cache_dtype = weights.resolve_kv_dtype(model, ModelOptions())
     shape: KVShape = getattr(model, "config", model)
     base = CacheConfig(**fields)
     limit = max_model_len or min(DEFAULT_MAX_MODEL_LEN, shape.max_position_embeddings)

@@ -26,7 +26,7 @@ from tinyserve.engine.core import EngineCore
 from tinyserve.engine.intake import Intake, ModelLimits
 from tinyserve.engine.memory import available_memory, total_memory
 from tinyserve.engine.plan import Runner
-from tinyserve.engine.runner import ModelRunner, resolve_kv_dtype
+from tinyserve.engine.runner import ModelRunner
 from tinyserve.errors import ConfigError
 from tinyserve.kernels.ops import NUMERICS_VERSION
 from tinyserve.kv.manager import KVManager
@@ -34,6 +34,7 @@ from tinyserve.kv_budget import block_bytes, blocks_for, blocks_in_budget, reada
 from tinyserve.models.cache import cache_dir
 from tinyserve.models.checkpoint import Checkpoint, Progress, load_checkpoint
 from tinyserve.models.config import ModelConfig
+from tinyserve.models.weights import resolve_kv_dtype
 from tinyserve.text.template import read_chat_template
 from tinyserve.text.tokenizer import Tokenizer
 

@@ -23,7 +23,7 @@ from tinyserve.kernels.select import choose_backend, make_backend
 from tinyserve.kv.pool import KVPool
 from tinyserve.models.checkpoint import Checkpoint, Progress
 from tinyserve.models.decoder import Decoder
-from tinyserve.models.weights import load_decoder, weight_dtypes
+from tinyserve.models.weights import load_decoder, resolve_kv_dtype
 
 logger = logging.getLogger("tinyserve")
 
@@ -225,10 +225,3 @@ class StepLogits:
             logits[:, runner.known_vocab :] = -np.inf
         draws = [draw_of(row, row.row - first) for row in rows]
         return [sampled_of(drawn) for drawn in runner.backend.sample(logits, draws)]
-
-
-def resolve_kv_dtype(checkpoint: Checkpoint, options: ModelOptions) -> str:
-    """`kv_cache_dtype`, automatic being f32 with f32 weights and f16 otherwise."""
-    if options.kv_cache_dtype != "auto":
-        return options.kv_cache_dtype
-    return "f32" if weight_dtypes(checkpoint, options) == "f32" else "f16"

@@ -176,14 +176,19 @@ def _to_float(weight: Weight, dtype: str) -> FloatWeight:
         return FloatWeight(values.astype(np.float16))
 
 
-def weight_dtypes(decoder_checkpoint: Checkpoint, options: ModelOptions) -> str:
+def weight_type(checkpoint: Checkpoint, options: ModelOptions) -> str:
     """The type that the model's matrices end up in, for people and for automatic choices: that of
     the first layer's query projection.
     """
     name = "model.layers.0.self_attn.q_proj.weight"
-    weight = Conversion(options.dtype, options.quantization)(
-        name, decoder_checkpoint.tensors.weight(name)
-    )
+    weight = Conversion(options.dtype, options.quantization)(name, checkpoint.tensors.weight(name))
     if isinstance(weight, FloatWeight):
         return weight.dtype
     return "int8" if weight.q.dtype == np.int8 else "u4"
+
+
+def resolve_kv_dtype(checkpoint: Checkpoint, options: ModelOptions) -> str:
+    """`kv_cache_dtype`, automatic being f32 with f32 weights and f16 otherwise."""
+    if options.kv_cache_dtype != "auto":
+        return options.kv_cache_dtype
+    return "f32" if weight_type(checkpoint, options) == "f32" else "f16"
