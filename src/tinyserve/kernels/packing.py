@@ -4,8 +4,8 @@ A panel holds 16 output columns; panels follow each other, the last one padded w
 
     float     [k][16] values
     int8      per group: [group / 2][16][2] int8, then 16 scales (, 16 minima)
-    u4        per group of 32: 8 runs of 32 bytes, then 16 scales, 16 minima. Byte 4c + i of run j holds input feature
-              4j + i of column c in its low and of column c + 8 in its high nibble
+    u4        per group of 32: 8 runs of 32 bytes, then 16 scales, 16 minima. Byte 4c + i of run j
+              holds input feature 4j + i of column c in its low nibble, of column c + 8 in its high
 
 Scales and minima are f16 where every one of them is exact in f16, else f32.
 """
