@@ -18,7 +18,7 @@ CPU_FEATURES = (
     "neon", "asimd", "asimddp", "i8mm", "sve",
 )  # fmt: skip
 DEPENDENCIES = (
-    "numpy", "tokenizers", "gguf", "safetensors", "jinja2", "huggingface-hub", "pydantic",
+    "numpy", "tokenizers", "jinja2", "huggingface-hub", "pydantic",
     "fastapi", "uvicorn",
 )  # fmt: skip
 
