@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from tinyserve.kernels.formats import F32, FloatWeight, Int8Weight, U4Weight, Weight
 
 PANEL = 16
+PACKING_VERSION = 1  # changes with any layout above: packed weights on disk are then made anew
 F32_FORMAT, F16_FORMAT, BF16_FORMAT, INT8_FORMAT, U4_FORMAT = range(5)
 FORMATS = {"f32": F32_FORMAT, "f16": F16_FORMAT, "bf16": BF16_FORMAT, "int8": INT8_FORMAT}
 HUGE_PAGE = 2 << 20

@@ -1,9 +1,9 @@
 """Packed weights kept on disk: the next start reads one file instead of unpacking and packing every
 tensor.
 
-A file holds a JSON header and the packed bytes, as `kernels/packing.py` lays them out. Its name
-carries everything that decides its content; a file that does not check out is ignored and written
-anew. Only the native back end packs.
+A file holds a line with a checksum of what follows, a JSON header, and the packed bytes, as
+`kernels/packing.py` lays them out. Its name carries everything that decides its content; a file
+that does not check out is ignored and written anew. Only the native back end packs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import logging
 import os
 import re
 import tempfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,12 @@ import numpy as np
 
 from tinyserve.config import ModelOptions
 from tinyserve.kernels.ops import NUMERICS_VERSION, Backend, Linear
-from tinyserve.kernels.packing import PackedWeight, aligned_bytes
+from tinyserve.kernels.packing import PACKING_VERSION, PackedWeight, aligned_bytes
 from tinyserve.models.cache import cache_dir
 from tinyserve.models.checkpoint import Checkpoint
 
 logger = logging.getLogger("tinyserve")
 
-MAGIC = b"tinyserve packed\n"
 LARGEST = 2 << 30  # bytes; larger models are packed at every start rather than kept twice on disk
 ALIGNMENT = 64
 
@@ -55,7 +55,8 @@ class PackedCache:
         """
         if backend.name != "native" or not checkpoint.fingerprint:
             return cls(None)
-        key = f"{checkpoint.fingerprint} {options.dtype} {options.quantization} {NUMERICS_VERSION}"
+        versions = f"{NUMERICS_VERSION} {PACKING_VERSION}"
+        key = f"{checkpoint.fingerprint} {options.dtype} {options.quantization} {versions}"
         digest = hashlib.sha256(key.encode()).hexdigest()[:16]
         stem = re.sub(r"[^A-Za-z0-9.]+", "-", Path(checkpoint.name).name)[:64]
         return cls(cache_dir() / "packed" / f"{stem}-{digest}.bin")
@@ -85,17 +86,15 @@ class PackedCache:
     def _read(self, path: Path) -> None:
         try:
             with path.open("rb") as file:
-                if file.readline() != MAGIC:
-                    raise ValueError("not a packed model")
-                header = json.loads(file.readline())
-                file.seek(header["start"])
-                data = aligned_bytes(header["size"])
-                if file.readinto(data.data) != header["size"]:
-                    raise ValueError("truncated")
-        except (OSError, ValueError, KeyError) as error:
+                first, header = file.readline(), file.readline()
+                data = aligned_bytes(path.stat().st_size - len(first) - len(header))
+                file.readinto(data.data)
+            if first != _first_line(zlib.crc32(data.data, zlib.crc32(header))):
+                raise ValueError("damaged, or not a packed model")
+        except (OSError, ValueError) as error:
             logger.warning("ignoring the packed weights in %s: %s", path, error)
             return
-        self._stored, self._data = header["matrices"], data
+        self._stored, self._data = json.loads(header), data
 
     def _restore(self, entry: dict[str, Any]) -> Linear:
         from tinyserve.kernels.recorder import NativeLinear
@@ -121,25 +120,27 @@ class PackedCache:
             return {"offset": offset, "size": array.nbytes}
 
         matrices = {key: _entry(linear, place) for key, linear in self._prepared.items()}
-        body = {"matrices": matrices, "size": end}
-        start = len(MAGIC) + len(json.dumps({**body, "start": 10**9})) + 64
-        header = json.dumps({**body, "start": start}).encode() + b"\n"
+        header = json.dumps(matrices).encode() + b"\n"
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
             try:
-                file.write(MAGIC + header)
-                offset = 0
-                file.seek(start)
+                file.write(_first_line(0) + header)
+                checksum = zlib.crc32(header)
                 for array in arrays:
-                    file.seek(start + offset)
-                    file.write(memoryview(array).cast("B"))
-                    offset = -(-(offset + array.nbytes) // ALIGNMENT) * ALIGNMENT
-                file.truncate(start + end)
+                    for piece in (array.view(np.uint8).data, bytes(-array.nbytes % ALIGNMENT)):
+                        checksum = zlib.crc32(piece, checksum)
+                        file.write(piece)
+                file.seek(0)
+                file.write(_first_line(checksum))
                 file.close()
                 os.replace(file.name, path)
             except BaseException:
                 os.unlink(file.name)
                 raise
+
+
+def _first_line(checksum: int) -> bytes:
+    return b"tinyserve packed model %08x\n" % checksum
 
 
 def _entry(linear: Any, place: Callable[[Any], dict[str, int]]) -> dict[str, Any]:
