@@ -45,13 +45,13 @@ def cgroup_quota(
             quota, period = (folder / "cpu.max").read_text().split()
             if quota != "max":
                 quotas.append(int(quota) / int(period))
-        except (OSError, ValueError):
+        except (OSError, ValueError, ZeroDivisionError):
             pass
         try:
             quota_us = int((folder / "cpu.cfs_quota_us").read_text())
             if quota_us > 0:
                 quotas.append(quota_us / int((folder / "cpu.cfs_period_us").read_text()))
-        except (OSError, ValueError):
+        except (OSError, ValueError, ZeroDivisionError):
             pass
     return min(quotas, default=None)
 
@@ -63,6 +63,8 @@ def _cgroup_folders(root: Path, membership: Path) -> list[Path]:
     except OSError:
         return folders
     for line in lines:
+        if line.count(":") < 2:
+            continue
         _, controllers, path = line.split(":", 2)
         bases = [root] if controllers == "" else [root / controllers]
         if controllers and "cpu" not in controllers.split(","):
