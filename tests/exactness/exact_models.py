@@ -22,6 +22,7 @@ from tinyserve.models.decoder import Decoder
 from tinyserve.models.synthetic import synthetic_checkpoint
 from tinyserve.models.weights import load_decoder
 
+SEED = 11
 MAX_LEN = 640
 VOCAB = 300
 KV_DTYPES = ("f32", "f16", "bf16", "int8")
@@ -51,7 +52,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 @cache
 def decoder_of(weights: str, shape: str) -> Decoder:
     """Packed weights are the same for every instruction set."""
-    checkpoint = synthetic_checkpoint(11, **SHAPES[shape])
+    checkpoint = synthetic_checkpoint(SEED, **SHAPES[shape])
     return load_decoder(checkpoint, NativeBackend(1), WEIGHTS[weights], MAX_LEN)
 
 
