@@ -142,26 +142,29 @@ class ModelRunner:
     def _batch(self, chunks: Sequence[Chunk]) -> Batch:
         size = self.pool.layout.block_size
         tokens: list[int] = []
-        positions: list[Any] = []
-        slots: list[Any] = []
+        positions: list[int] = []
+        slots: list[int] = []
         tables: list[I32] = []
         seq_starts, block_starts = [0], [0]
         logit_rows: list[int] = []
         for chunk in chunks:
             table = self._table(chunk)
-            end = chunk.start + len(chunk.token_ids)
+            start, end = chunk.start, chunk.start + len(chunk.token_ids)
             tokens.extend(chunk.token_ids)
-            where = np.arange(chunk.start, end, dtype=np.int32)
-            positions.append(where)
-            slots.append(table[where // size] * size + where % size)
+            positions.extend(range(start, end))
+            if end - start == 1:  # a decode: cheaper without arrays
+                slots.append(chunk.block_ids[start // size] * size + start % size)
+            else:
+                where = np.arange(start, end)
+                slots.extend((table[where // size] * size + where % size).tolist())
             tables.append(table)
             seq_starts.append(len(tokens))
             block_starts.append(block_starts[-1] + len(table))
             logit_rows.extend(range(len(tokens) - chunk.num_logits, len(tokens)))
         return Batch(
             token_ids=np.array(tokens, np.int32),
-            positions=np.concatenate(positions),
-            slots=np.concatenate(slots),
+            positions=np.array(positions, np.int32),
+            slots=np.array(slots, np.int32),
             seq_starts=np.array(seq_starts, np.int32),
             block_ids=np.concatenate(tables),
             block_starts=np.array(block_starts, np.int32),

@@ -31,6 +31,12 @@ TS_INLINE int64_t panel_bytes(const Weight& w) {
 }
 TS_INLINE vf load_scale(const uint8_t* p, bool f16) { return f16 ? load_f16((const uint16_t*)p) : load((const float*)p); }
 
+// Ask for bytes from .. to of the panel that comes next, so that it streams in while this one is used by every row.
+TS_INLINE void fetch_ahead(const uint8_t* next, int64_t from, int64_t to) {
+  if (next)
+    for (int64_t i = from; i < to; i += 64) __builtin_prefetch(next + i, 0, 2);
+}
+
 // ---- quantizing activations -------------------------------------------------------------------------------------
 
 #if defined(TS_ISA_AVX2) || defined(TS_ISA_AVX512)
@@ -92,10 +98,12 @@ TS_INLINE vf load_weights(const uint8_t* p, int64_t k) {
 }
 
 template <int FORMAT, int R>
-TS_INLINE void float_tile(const uint8_t* panel, int k, const float* x, int64_t stride, float* c) {
+TS_INLINE void float_tile(const uint8_t* panel, const uint8_t* next, int k, const float* x, int64_t stride, float* c) {
   vf acc[R];
   for (int r = 0; r < R; ++r) acc[r] = zero();
+  constexpr int64_t bytes = LANES * (FORMAT == F32 ? 4 : 2);
   for (int i = 0; i < k; ++i) {
+    fetch_ahead(next, i * bytes, (i + 1) * bytes);
     const vf w = load_weights<FORMAT>(panel, i);
     for (int r = 0; r < R; ++r) acc[r] = fma(set1(x[r * stride + i]), w, acc[r]);
   }
@@ -109,13 +117,13 @@ constexpr int FLOAT_ROWS = 6;
 #endif
 
 template <int FORMAT, int R = FLOAT_ROWS>
-inline void float_panel(const uint8_t* panel, int k, const float* x, int64_t stride, int rows, float* c) {
+inline void float_panel(const uint8_t* panel, const uint8_t* next, int k, const float* x, int64_t stride, int rows, float* c) {
   if constexpr (R > 0) {
     while (rows >= R) {
-      float_tile<FORMAT, R>(panel, k, x, stride, c);
-      x += R * stride, c += R * LANES, rows -= R;
+      float_tile<FORMAT, R>(panel, next, k, x, stride, c);
+      x += R * stride, c += R * LANES, rows -= R, next = nullptr;
     }
-    if (rows > 0) float_panel<FORMAT, R - 1>(panel, k, x, stride, rows, c);
+    if (rows > 0) float_panel<FORMAT, R - 1>(panel, next, k, x, stride, rows, c);
   }
 }
 
@@ -151,12 +159,13 @@ TS_INLINE __m256i broadcast4(const uint8_t* p) {
 
 // WIDE: the panel went through widen_u4.
 template <int R, bool WIDE>
-inline void u4_tile(const Weight& w, const uint8_t* panel, const Acts& a, float* c) {
+inline void u4_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, const Acts& a, float* c) {
   const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
   const int64_t step = WIDE ? U4_WIDE : group_bytes(w);
   vf acc[R];
   for (int r = 0; r < R; ++r) acc[r] = zero();
   for (int g = 0; g < w.k / 32; ++g, panel += step) {
+    fetch_ahead(next, g * group_bytes(w), (g + 1) * group_bytes(w));
     __m256i s0[R], s1[R];
 #pragma GCC unroll 8
     for (int j = 0; j < 8; ++j) {
@@ -202,12 +211,13 @@ constexpr int U4_ROWS = 4;
 #elif defined(TS_ISA_AVX512)
 
 template <int R, bool WIDE>
-inline void u4_tile(const Weight& w, const uint8_t* panel, const Acts& a, float* c) {
+inline void u4_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, const Acts& a, float* c) {
   const __m256i low = _mm256_set1_epi8(15);
   const int64_t step = WIDE ? U4_WIDE : group_bytes(w);
   vf acc[R];
   for (int r = 0; r < R; ++r) acc[r] = zero();
   for (int g = 0; g < w.k / 32; ++g, panel += step) {
+    fetch_ahead(next, g * group_bytes(w), (g + 1) * group_bytes(w));
     __m512i s[R];
     for (int r = 0; r < R; ++r) s[r] = _mm512_setzero_si512();
 #pragma GCC unroll 8
@@ -241,12 +251,13 @@ constexpr int U4_ROWS = 8;
 #else
 
 template <int R, bool WIDE>
-inline void u4_tile(const Weight& w, const uint8_t* panel, const Acts& a, float* c) {
+inline void u4_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, const Acts& a, float* c) {
   const int64_t step = WIDE ? U4_WIDE : group_bytes(w);
   const int64_t scale_bytes = LANES * (w.f16_scale ? 2 : 4);
   vf acc[R];
   for (int r = 0; r < R; ++r) acc[r] = zero();
   for (int g = 0; g < w.k / 32; ++g, panel += step) {
+    fetch_ahead(next, g * group_bytes(w), (g + 1) * group_bytes(w));
     int32_t sums[R][LANES] = {};
     for (int j = 0; j < 8; ++j)
       for (int r = 0; r < R; ++r) {
@@ -280,11 +291,12 @@ constexpr int U4_ROWS = 4;
 #if defined(TS_ISA_AVX2)
 
 template <int R>
-inline void int8_tile(const Weight& w, const uint8_t* panel, const Acts& a, float* c) {
+inline void int8_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, const Acts& a, float* c) {
   const int64_t values = int64_t(LANES) * w.group, scale_bytes = LANES * (w.f16_scale ? 2 : 4);
   vf acc[R];
   for (int r = 0; r < R; ++r) acc[r] = zero();
   for (int g = 0; g < w.k / w.group; ++g, panel += group_bytes(w)) {
+    fetch_ahead(next, g * group_bytes(w), (g + 1) * group_bytes(w));
     __m256i s0[R], s1[R];
     for (int r = 0; r < R; ++r) s0[r] = s1[r] = _mm256_setzero_si256();
     const uint8_t* x = a.q + int64_t(2) * w.group * g;
@@ -315,11 +327,12 @@ constexpr int INT8_ROWS = 4;
 #elif defined(TS_ISA_AVX512)
 
 template <int R>
-inline void int8_tile(const Weight& w, const uint8_t* panel, const Acts& a, float* c) {
+inline void int8_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, const Acts& a, float* c) {
   const int64_t values = int64_t(LANES) * w.group, scale_bytes = LANES * (w.f16_scale ? 2 : 4);
   vf acc[R];
   for (int r = 0; r < R; ++r) acc[r] = zero();
   for (int g = 0; g < w.k / w.group; ++g, panel += group_bytes(w)) {
+    fetch_ahead(next, g * group_bytes(w), (g + 1) * group_bytes(w));
     __m512i s[R];
     for (int r = 0; r < R; ++r) s[r] = _mm512_setzero_si512();
     const uint8_t* x = a.q + int64_t(2) * w.group * g;
@@ -344,11 +357,12 @@ constexpr int INT8_ROWS = 8;
 #else
 
 template <int R>
-inline void int8_tile(const Weight& w, const uint8_t* panel, const Acts& a, float* c) {
+inline void int8_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, const Acts& a, float* c) {
   const int64_t values = int64_t(LANES) * w.group, scale_bytes = LANES * (w.f16_scale ? 2 : 4);
   vf acc[R];
   for (int r = 0; r < R; ++r) acc[r] = zero();
   for (int g = 0; g < w.k / w.group; ++g, panel += group_bytes(w)) {
+    fetch_ahead(next, g * group_bytes(w), (g + 1) * group_bytes(w));
     int32_t sums[R][LANES] = {};
     for (int j = 0; j < w.group / 2; ++j)
       for (int r = 0; r < R; ++r) {
@@ -389,42 +403,43 @@ TS_INLINE void in_tiles(int first, int rows, F&& tile) {
 
 struct U4Tiles {
   const Weight& w;
-  const uint8_t* panel;
+  const uint8_t *panel, *next;
   const Acts& a;
   float* c;
   bool wide;
   template <int R>
   TS_INLINE void operator()(int row) const {
-    if (wide) u4_tile<R, true>(w, panel, rows_from(a, row), c + row * LANES);
-    else u4_tile<R, false>(w, panel, rows_from(a, row), c + row * LANES);
+    if (wide) u4_tile<R, true>(w, panel, row == 0 ? next : nullptr, rows_from(a, row), c + row * LANES);
+    else u4_tile<R, false>(w, panel, row == 0 ? next : nullptr, rows_from(a, row), c + row * LANES);
   }
 };
 
 struct Int8Tiles {
   const Weight& w;
-  const uint8_t* panel;
+  const uint8_t *panel, *next;
   const Acts& a;
   float* c;
   template <int R>
   TS_INLINE void operator()(int row) const {
-    int8_tile<R>(w, panel, rows_from(a, row), c + row * LANES);
+    int8_tile<R>(w, panel, row == 0 ? next : nullptr, rows_from(a, row), c + row * LANES);
   }
 };
 
 constexpr int WIDEN_FROM_ROWS = 32;
 
-// c[rows][16] = activations x panel. `x` for float weights, `a` for integer ones; `wide` is scratch for widen_u4.
-inline void run_panel(const Weight& w, const uint8_t* panel, const float* x, int64_t x_stride, const Acts& a, int rows,
-                      float* c, uint8_t* wide) {
+// c[rows][16] = activations x panel. `x` for float weights, `a` for integer ones; `next` is the panel to fetch meanwhile,
+// or 0; `wide` is scratch for widen_u4.
+inline void run_panel(const Weight& w, const uint8_t* panel, const uint8_t* next, const float* x, int64_t x_stride, const Acts& a,
+                      int rows, float* c, uint8_t* wide) {
   switch (w.format) {
-    case F32: return float_panel<F32>(panel, w.k, x, x_stride, rows, c);
-    case F16: return float_panel<F16>(panel, w.k, x, x_stride, rows, c);
-    case BF16: return float_panel<BF16>(panel, w.k, x, x_stride, rows, c);
-    case INT8: return in_tiles<INT8_ROWS>(0, rows, Int8Tiles{w, panel, a, c});
+    case F32: return float_panel<F32>(panel, next, w.k, x, x_stride, rows, c);
+    case F16: return float_panel<F16>(panel, next, w.k, x, x_stride, rows, c);
+    case BF16: return float_panel<BF16>(panel, next, w.k, x, x_stride, rows, c);
+    case INT8: return in_tiles<INT8_ROWS>(0, rows, Int8Tiles{w, panel, next, a, c});
     case U4: {
       const bool widened = rows >= WIDEN_FROM_ROWS;
       if (widened) widen_u4(w, panel, wide);
-      return in_tiles<U4_ROWS>(0, rows, U4Tiles{w, widened ? wide : panel, a, c, widened});
+      return in_tiles<U4_ROWS>(0, rows, U4Tiles{w, widened ? wide : panel, next, a, c, widened});
     }
   }
 }

@@ -57,14 +57,16 @@ void linear(const Op& op, const Run& run, int task, uint8_t* scratch) {
                      run.act_sum + first * run.act_groups, run.act_groups};
   const float* x = op.in.data + first * op.in.stride;
   const int64_t bytes = panel_bytes(w);
-  for (int unit = begin; unit < end; ++unit) {
-    if (op.silu_mul) {
-      run_panel(w, w.data + 2 * unit * bytes, x, op.in.stride, acts, rows, c, wide);
-      run_panel(w, w.data + (2 * unit + 1) * bytes, x, op.in.stride, acts, rows, up, wide);
-    } else {
-      run_panel(w, w.data + unit * bytes, x, op.in.stride, acts, rows, c, wide);
-    }
-    for (int r = 0; r < rows; ++r) finish_unit(op, unit, first + r, load(c + r * LANES), up + r * LANES);
+  const int per_unit = op.silu_mul ? 2 : 1;
+  // Threads take tasks in turn: this one's next is likely to be as many further on as there are threads.
+  const int next_begin = begin + run.threads * grid.units_per_task;
+  const uint8_t* next_task = next_begin < grid.units ? w.data + next_begin * per_unit * bytes : nullptr;
+  for (int panel = begin * per_unit; panel < end * per_unit; ++panel) {
+    const uint8_t* data = w.data + panel * bytes;
+    const bool is_up = op.silu_mul && panel % 2 == 1;
+    run_panel(w, data, panel + 1 < end * per_unit ? data + bytes : next_task, x, op.in.stride, acts, rows, is_up ? up : c, wide);
+    if (op.silu_mul && !is_up) continue;
+    for (int r = 0; r < rows; ++r) finish_unit(op, panel / per_unit, first + r, load(c + r * LANES), up + r * LANES);
   }
 }
 
