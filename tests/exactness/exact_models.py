@@ -84,11 +84,15 @@ class Truth:
         self._known: dict[tuple[int, ...], F32] = {}
 
     def logits(self, tokens: Sequence[int]) -> F32:
+        """Computed once and kept."""
         key = tuple(tokens)
         if key not in self._known:
-            blocks = Sequences(block_size=16, num_blocks=MAX_LEN // 16)
-            self._known[key] = run_chunks(self._runner, [blocks.chunk(0, key)])[0]
+            self._known[key] = self.compute(key)
         return self._known[key]
+
+    def compute(self, tokens: Sequence[int]) -> F32:
+        blocks = Sequences(block_size=16, num_blocks=MAX_LEN // 16)
+        return run_chunks(self._runner, [blocks.chunk(0, tokens)])[0]
 
 
 @cache

@@ -37,7 +37,7 @@ def make_requests(rand: random.Random) -> list[EngineRequest]:
     """Greedy and seeded, one to three choices, prompts that share their beginnings."""
     stem = [rand.randrange(VOCAB) for _ in range(280)]
     requests = []
-    for index in range(22):
+    for index in range(18):
         shared = stem[: 270 if index % 9 == 0 else rand.choice((0, 0, 8, 30, 33))]
         prompt = shared + [rand.randrange(VOCAB) for _ in range(rand.randint(1, 25))]
         params: dict[str, Any] = {"temperature": rand.choice((0.0, 0.8, 1.5)), "seed": index}

@@ -20,9 +20,9 @@ pytestmark = pytest.mark.usefixtures("native_kernels")
 WORDS = ["the", "a", "of", "time", "river,", "I", "do", "not", "3.14", "(yes)", "→", "né", "then;"]
 
 
-def params_of(rand: random.Random) -> dict[str, Any]:
+def params_of(rand: random.Random, longest: int) -> dict[str, Any]:
     """Every feature of sampling and stopping now and then."""
-    params: dict[str, Any] = {"seed": rand.randrange(2**40), "max_tokens": rand.randint(1, 80)}
+    params: dict[str, Any] = {"seed": rand.randrange(2**40), "max_tokens": rand.randint(1, longest)}
     params["temperature"] = rand.choice((0.0, 0.7, 1.0, 1.4))
     options: list[dict[str, Any]] = [
         {"n": 2},
@@ -47,7 +47,9 @@ def params_of(rand: random.Random) -> dict[str, Any]:
     return params
 
 
-def make_requests(engine: Engine, count: int, rand: random.Random) -> list[EngineRequest]:
+def make_requests(
+    engine: Engine, count: int, longest: int, rand: random.Random
+) -> list[EngineRequest]:
     """Prompts of a word to many, often with a common beginning; three priorities."""
     shared = " ".join(rand.choice(WORDS) for _ in range(12))
     requests = []
@@ -56,7 +58,7 @@ def make_requests(engine: Engine, count: int, rand: random.Random) -> list[Engin
         if rand.random() < 0.4:
             text = f"{shared} {text}"
         ids = engine.intake.encode(text)
-        params = engine.intake.params(params_of(rand))
+        params = engine.intake.params(params_of(rand, longest))
         request = engine.intake.request(
             f"r{index}", ids, params, priority=rand.choice((0, 0, 1, 2)), arrival=float(index)
         )
@@ -89,12 +91,14 @@ def roomy(model: dict[str, Any]) -> Engine:
     )
 
 
-def check(model: dict[str, Any], count: int, seed: int, policy: str) -> EngineStats:
+def check(
+    model: dict[str, Any], policy: str, *, count: int, longest: int, num_blocks: int
+) -> EngineStats:
     """Serve `count` requests together in the tight pool, and each alone in the roomy one."""
-    engine, alone = tight(model, 100, 100, policy), roomy(model)
-    requests = make_requests(engine, count, random.Random(seed))
-    again = make_requests(engine, count, random.Random(seed))
-    results = serve(engine.core, requests, random.Random(seed))
+    engine, alone = tight(model, num_blocks, num_blocks, policy), roomy(model)
+    requests = make_requests(engine, count, longest, random.Random(5))
+    again = make_requests(engine, count, longest, random.Random(5))
+    results = serve(engine.core, requests, random.Random(5))
     truth = {}
     for request in again:
         truth.update(serve(alone.core, [request]))
@@ -115,7 +119,7 @@ def check(model: dict[str, Any], count: int, seed: int, policy: str) -> EngineSt
     ids=["int4-priority", "int8-continuous"],
 )
 def test_two_hundred_requests_in_a_tiny_pool(model: dict[str, Any], policy: str) -> None:
-    stats = check(model, 220, 5, policy)
+    stats = check(model, policy, count=220, longest=80, num_blocks=100)
     assert stats.num_preemptions_swap > 50
     assert stats.num_preemptions_recompute > 50
     assert stats.num_preemptions_swap + stats.num_preemptions_recompute >= 200
@@ -126,7 +130,7 @@ def test_two_hundred_requests_in_a_tiny_pool(model: dict[str, Any], policy: str)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_default_model_in_a_tiny_pool() -> None:
-    stats = check({"name": "default"}, 200, 6, "priority")
+    stats = check({"name": "default"}, "priority", count=200, longest=30, num_blocks=40)
     assert stats.num_preemptions_swap > 0
     assert stats.num_preemptions_recompute > 0
     assert stats.num_preemptions_swap + stats.num_preemptions_recompute >= 200

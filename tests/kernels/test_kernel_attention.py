@@ -18,7 +18,7 @@ from tinyserve.kernels.reference import ReferenceBackend
 from tinyserve.kv.pool import KVPool
 
 # A step's sequences: first tokens, chunks, decodes and verifications, in up to five partitions
-SPANS = ((0, 1), (0, 30), (290, 291), (510, 514), (1090, 1100), (40, 77), (255, 257))
+SPANS = ((0, 1), (0, 30), (290, 291), (510, 514), (1095, 1100), (40, 57), (255, 257))
 NOTHING = np.zeros((1, 1), np.float32)  # attention itself reads no rotary tables
 
 
@@ -149,9 +149,8 @@ def test_cuts_threads_and_variants_change_no_bit(
     spoil(shape, batch, pool, np.nan)
     want = attend(native, shape, x, batch, pool)
     for name in exact_variants():
-        for threads in (1, 3):
-            got = attend(NativeBackend(threads, name), shape, x, batch, pool)
-            assert same_bits(got, want), f"{name} on {threads} threads"
+        got = attend(NativeBackend(3, name), shape, x, batch, pool)
+        assert same_bits(got, want), name
     run = attention(native, shape, x, pool)
     for sequence in range(len(shape.spans)):
         first, stop = batch.seq_starts[sequence : sequence + 2]
