@@ -130,7 +130,7 @@ def test_two_hundred_requests_in_a_tiny_pool(model: dict[str, Any], policy: str)
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_default_model_in_a_tiny_pool() -> None:
-    stats = check({"name": "default"}, "priority", count=200, longest=30, num_blocks=40)
+    stats = check({"name": "default"}, "priority", count=240, longest=40, num_blocks=44)
     assert stats.num_preemptions_swap > 0
     assert stats.num_preemptions_recompute > 0
     assert stats.num_preemptions_swap + stats.num_preemptions_recompute >= 200

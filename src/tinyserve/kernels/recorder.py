@@ -224,8 +224,9 @@ class Program:
             batch.block_starts.ctypes.data,
             batch.logit_rows.ctypes.data,
         )
-        self._library.ts_program_run(self._handle, step)
         rows = step.num_logits if self._logits else step.num_tokens
+        assert rows <= len(self.output.data), "more rows than the program was compiled for"
+        self._library.ts_program_run(self._handle, step)
         return self.output.data[:rows, : self.output.width]
 
 

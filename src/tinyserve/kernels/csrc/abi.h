@@ -1,6 +1,7 @@
 // The C ABI between Python (kernels/abi.py mirrors every struct with ctypes) and the kernels.
 //
-// Conventions: activations are f32, row-major, rows padded to a multiple of 16 floats, padding always zero.
+// Conventions: activations are f32, row-major, rows padded to a multiple of 16 floats; what is in the
+// padding counts nowhere (it is zero until a row held a NaN).
 // Weights are packed in panels of 16 output columns (kernels/packing.py draws the layouts).
 #pragma once
 #include <cstdint>
