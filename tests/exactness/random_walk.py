@@ -120,7 +120,7 @@ class Walk:
         """Perhaps swap it or drop it, instead of computing it."""
         if walker.slots:
             return not self._swap_in(walker)
-        if walker.computed and self.rand.random() < 0.12:
+        if walker.computed and not self._is_read(walker) and self.rand.random() < 0.12:
             if self.rand.random() < 0.6 and len(walker.blocks) <= len(self.free_slots):
                 self._swap_out(walker)
             else:

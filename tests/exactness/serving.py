@@ -119,7 +119,12 @@ class RecordingRunner:
         for context, row in sorted(self.rows, key=lambda item: -len(item[0])):
             if context not in index:  # after a wrong draft; shorter ones of its chunk come with it
                 logits = truth.compute(context)
-                index.update({context[: len(context) - i]: logits[-1 - i] for i in range(6)})
+                index.update(
+                    {
+                        context[: len(context) - i]: logits[-1 - i]
+                        for i in range(min(6, len(context)))
+                    }
+                )
             if row != index[context].tobytes():
                 wrong.append(len(context) - 1)
         return wrong
