@@ -103,9 +103,15 @@ inline void adjust(float* x, int vocab, const SampleArgs& a, int32_t* seen) {
   }
 }
 
+// Where the maximum `value` stands first.
 inline int32_t first_index_of(const float* x, int n, float value) {
-  for (int i = 0; i < n; ++i)
-    if (x[i] == value) return i;
+  constexpr int run = 256;
+  for (int begin = 0; begin < n; begin += run) {
+    const int end = std::min(n, begin + run);
+    if (max_of(x + begin, end - begin) < value) continue;
+    for (int i = begin; i < end; ++i)
+      if (x[i] == value) return i;
+  }
   return 0;
 }
 

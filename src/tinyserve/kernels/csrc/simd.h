@@ -236,6 +236,34 @@ TS_INLINE vf lanes_from_to(vf a, int from, int to, float other) { TS_EACH(i >= f
 // ---- the same for every variant ---------------------------------------------------------------------------------
 
 // Horizontal reductions in one fixed tree: 16 -> 8 -> 4 -> 2 -> 1.
+#if defined(TS_ISA_AVX2) || defined(TS_ISA_AVX512)
+TS_INLINE __m256 lower(vf x) {
+#if defined(TS_ISA_AVX2)
+  return x.a;
+#else
+  return _mm512_castps512_ps256(x.v);
+#endif
+}
+TS_INLINE __m256 upper(vf x) {
+#if defined(TS_ISA_AVX2)
+  return x.b;
+#else
+  return _mm512_extractf32x8_ps(x.v, 1);
+#endif
+}
+TS_INLINE float sum_lanes(vf x) {
+  const __m256 eight = _mm256_add_ps(lower(x), upper(x));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+TS_INLINE float max_lanes(vf x) {  // no lane is NaN
+  const __m256 eight = _mm256_max_ps(lower(x), upper(x));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
+}
+#else
 TS_INLINE float sum_lanes(vf a) {
   float x[LANES];
   store(x, a);
@@ -243,13 +271,14 @@ TS_INLINE float sum_lanes(vf a) {
     for (int i = 0; i < width; ++i) x[i] = x[i] + x[i + width];
   return x[0];
 }
-TS_INLINE float max_lanes(vf a) {
+TS_INLINE float max_lanes(vf a) {  // no lane is NaN
   float x[LANES];
   store(x, a);
   float best = x[0];
   for (int i = 1; i < LANES; ++i) best = x[i] > best ? x[i] : best;
   return best;
 }
+#endif
 
 // e^x, about 1 ulp; exactly 1 at 0 and exactly 0 below -87. Cody-Waite reduction, then the degree-5 minimax
 // polynomial of Cephes' expf.
