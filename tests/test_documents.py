@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tinyserve
+from tinyserve.bench.offline import argument_parser
 from tinyserve.config import TinyServeConfig, all_settings
 
 SOURCE = Path(tinyserve.__file__).parent
@@ -55,6 +56,7 @@ def test_the_default_configuration_is_the_default() -> None:
 def test_settings_in_the_readme_exist() -> None:
     text = text_of("README.md")
     flags = {flag for declared in all_settings() for flag in declared.flags} | {"--config"}
+    flags |= {f for action in argument_parser()._actions for f in action.option_strings}
     variables = {declared.env for declared in all_settings()}
     stand_apart = {"TINYSERVE_" + name for name in ("API_KEY", "CACHE", "BACKEND", "REAL_MODEL")}
     assert set(re.findall(r"(?<=[ `])--[a-z-]+\b", text)) <= flags | {"--help"}

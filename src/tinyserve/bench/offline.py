@@ -33,7 +33,7 @@ Measure = Callable[[], float]
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = _parser().parse_args(argv)
+    args = argument_parser().parse_args(argv)
     engine = build_engine(_config(args))
     runner: Any = engine.core._runner
     backend = runner.backend
@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> None:
         Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def argument_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tinyserve.bench.offline", description=__doc__.splitlines()[0]
     )
