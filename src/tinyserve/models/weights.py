@@ -6,7 +6,6 @@ Owns which matrices are joined (q, k, v; gate and up), the conversions that `dty
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -28,8 +27,6 @@ from tinyserve.models.decoder import ARCHITECTURES, Decoder, Layer
 from tinyserve.models.layout import EMBEDDING, LM_HEAD
 from tinyserve.models.packed_cache import PackedCache
 from tinyserve.models.rope import rope_table
-
-logger = logging.getLogger("tinyserve")
 
 QUANTIZED_GROUP = 32
 
