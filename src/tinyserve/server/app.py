@@ -1,4 +1,5 @@
-"""The HTTP application: routes, their errors, and the start and end of the engine's thread.
+"""The HTTP application: its routes put together, errors, and the start and end of the engine's
+thread.
 
 `create_app(engine)` for an engine that is there, `create_app(loading=...)` for one that is still to
 be loaded (`/health` says 503 meanwhile). No module-level state. `python -m tinyserve.server.app`
@@ -12,7 +13,6 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
-from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
@@ -20,17 +20,12 @@ from starlette.exceptions import HTTPException
 import tinyserve
 from tinyserve.config import ServerConfig
 from tinyserve.engine.build import Engine
-from tinyserve.errors import EngineDeadError, TinyServeError, UnknownModelError
-from tinyserve.server.bridge import EngineBridge
-from tinyserve.server.deltas import Delta
-from tinyserve.server.errors import HTTPFailure, failure, status_failure
-from tinyserve.server.http import KeyGuard, client_of, read_json, request_id_header
-from tinyserve.server.openapi import body_schema
-from tinyserve.server.protocol import ChatRequest, CompletionRequest, parse_body
-from tinyserve.server.service import ALIAS, Prepared
-from tinyserve.server.session import ClientGoneError, Session
-from tinyserve.server.shapes import to_json
-from tinyserve.server.sse import EventStream
+from tinyserve.errors import EngineDeadError, TinyServeError
+from tinyserve.server.answer import failure_response
+from tinyserve.server.errors import failure, status_failure
+from tinyserve.server.http import KeyGuard
+from tinyserve.server.routes import ROUTES
+from tinyserve.server.session import ClientGoneError
 from tinyserve.server.state import ServerState
 
 logger = logging.getLogger("tinyserve.server")
@@ -69,7 +64,8 @@ def create_app(
     app.state.tinyserve = state
     _add_middleware(app, config)
     _add_error_handlers(app)
-    _add_routes(app, state)
+    for add_routes in ROUTES:
+        add_routes(app, state)
     return app
 
 
@@ -109,101 +105,14 @@ def _add_error_handlers(app: FastAPI) -> None:
         if isinstance(error, ClientGoneError):
             return Response(status_code=499)  # nobody reads it
         if isinstance(error, HTTPException):
-            return _json_failure(status_failure(error.status_code, error.detail))
+            return failure_response(status_failure(error.status_code, error.detail))
         told = failure(error)
         if told.status >= 500 and not isinstance(error, EngineDeadError):
             logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return _json_failure(told)
+        return failure_response(told)
 
     for kind in (TinyServeError, ClientGoneError, HTTPException, Exception):
         app.add_exception_handler(kind, on_error)
-
-
-def _add_routes(app: FastAPI, state: ServerState) -> None:
-    @app.head("/health", include_in_schema=False)
-    @app.get("/health")
-    async def health() -> Response:
-        status, body = state.health()
-        return _json(body, status)
-
-    @app.get("/v1/models")
-    async def models() -> Response:
-        service, _ = state.ready()
-        data = [service.model_object(name) for name in service.names]
-        return _json({"object": "list", "data": data})
-
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
-        service, _ = state.ready()
-        if name not in (*service.names, ALIAS):
-            raise UnknownModelError(name)
-        return _json(service.model_object(name))
-
-    @app.post("/v1/completions", openapi_extra=body_schema(CompletionRequest))
-    async def completions(request: Request) -> Response:
-        service, bridge = state.ready()
-        body = parse_body(CompletionRequest, await read_json(request, state.config.max_body_size))
-        prepared = await service.completion(body, client_of(request, body.user))
-        return await _answer(state, bridge, request, prepared)
-
-    @app.post("/v1/chat/completions", openapi_extra=body_schema(ChatRequest))
-    async def chat_completions(request: Request) -> Response:
-        service, bridge = state.ready()
-        body = parse_body(ChatRequest, await read_json(request, state.config.max_body_size))
-        prepared = await service.chat(body, client_of(request, body.user))
-        return await _answer(state, bridge, request, prepared)
-
-
-async def _answer(
-    state: ServerState, bridge: EngineBridge, request: Request, prepared: Prepared
-) -> Response:
-    """Run a prepared request: the whole answer, or the stream of it."""
-    session = Session(bridge, prepared.job, timeout_s=state.config.request_timeout_s)
-    session.open()
-    headers = request_id_header(request)
-    if prepared.body.stream:
-        return _Raw(
-            EventStream(
-                session,
-                prepared.shape,
-                prepared.job.deltas,
-                num_choices=prepared.job.num_choices,
-                include_usage=prepared.body.include_usage,
-                headers=headers,
-            )
-        )
-    try:
-        session.watch(request.receive)
-        deltas: list[Delta] = []
-        async for batch in session.batches():
-            deltas += batch
-        response = _json(prepared.whole(deltas))
-        response.raw_headers += headers
-        return response
-    finally:
-        session.close()
-
-
-class _Raw(Response):
-    """Lets a bare ASGI callable stand for a response."""
-
-    def __init__(self, stream: EventStream) -> None:
-        self._stream = stream
-        self.background = None
-        self.raw_headers = []
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._stream(receive, send)
-
-
-def _json(value: Any, status: int = 200) -> Response:
-    return Response(to_json(value), status, media_type="application/json")
-
-
-def _json_failure(told: HTTPFailure) -> Response:
-    response = _json(told.body, told.status)
-    response.headers.update(told.headers)
-    return response
 
 
 if __name__ == "__main__":

@@ -88,6 +88,7 @@ class DeltaMaker:
         self, tokenizer: Tokenizer, parts: Sequence[PromptPart], options: DeltaOptions
     ) -> None:
         self._tokenizer = tokenizer
+        self.parts = tuple(parts)
         self._parts = {part.request_id: part for part in parts}
         self._options = options
         self._choices: dict[int, _Choice] = {}

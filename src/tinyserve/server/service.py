@@ -21,7 +21,7 @@ from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Prompt
 from tinyserve.engine.request import EngineRequest
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import UnknownModelError
-from tinyserve.server.deltas import Delta, DeltaMaker, DeltaOptions, PromptPart, join
+from tinyserve.server.deltas import DeltaMaker, DeltaOptions, PromptPart
 from tinyserve.server.limits import (
     check_chat,
     check_completion,
@@ -35,7 +35,9 @@ from tinyserve.server.protocol import (
     GenerationRequest,
 )
 from tinyserve.server.session import Job
-from tinyserve.server.shapes import ChatShape, CompletionShape, Identity, Shape, ShapeOptions
+from tinyserve.server.shapes import ChatShape, CompletionShape, Identity, ShapeOptions
+from tinyserve.server.writer import Writer
+from tinyserve.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("tinyserve.server")
 
@@ -50,28 +52,42 @@ class Prepared:
     """A request that may go to the engine, and how its answer is to be written."""
 
     job: Job
-    shape: Shape
-    parts: Sequence[PromptPart]
-    body: GenerationRequest
+    writer: Writer
+    is_stream: bool
 
-    def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
-        """The answer that is not streamed."""
-        choices = join(deltas, self.job.num_choices)
-        answer = self.shape.whole(choices, self.job.deltas.usage)
-        per_part = len(answer["choices"]) // len(self.parts)
-        for i, choice in enumerate(answer["choices"]):
-            home = choice if isinstance(self.shape, CompletionShape) else answer
-            home.update(self._prompt_fields(self.parts[i // per_part]))
-        return answer
 
-    def _prompt_fields(self, part: PromptPart) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
-        if self.body.return_token_ids:
-            fields["prompt_token_ids"] = list(part.token_ids)
-        scores = self.job.deltas.prompt_logprobs(part)
-        if self.body.prompt_logprobs is not None and scores is not None:
-            fields["prompt_logprobs"] = self.shape.prompt_logprobs(part.token_ids, scores)
-        return fields
+@dataclass(frozen=True)
+class ChatContext:
+    """What a writer of chat answers is made from."""
+
+    body: ChatRequest
+    tokenizer: Tokenizer
+    identity: Identity
+    num_choices: int
+
+
+MakeWriter = Callable[[ChatContext], Writer]
+
+
+def chat_shape(context: ChatContext) -> Writer:
+    """The writer of `/v1/chat/completions`."""
+    return ChatShape(
+        context.tokenizer,
+        context.identity,
+        shape_options(context.body),
+        num_choices=context.num_choices,
+    )
+
+
+def shape_options(body: GenerationRequest) -> ShapeOptions:
+    """What a generation request wants to see of its answer."""
+    return ShapeOptions(
+        usage=body.include_usage,
+        continuous_usage=body.continuous_usage,
+        token_ids=bool(body.return_token_ids),
+        tokens_as_ids=bool(body.return_tokens_as_token_ids),
+        prompt_logprobs=body.prompt_logprobs is not None,
+    )
 
 
 @dataclass
@@ -124,12 +140,21 @@ class Service:
         ]
         options = DeltaOptions(body.logprobs, score_prompt, params.skip_special_tokens)
         shape = CompletionShape(
-            self.engine.intake.tokenizer, self._identity("cmpl", model), _shape_options(body)
+            self.engine.intake.tokenizer,
+            self._identity("cmpl", model),
+            shape_options(body),
+            num_choices=params.n * len(encoded),
         )
         return self._prepared(body, client, params, (encoded, texts), options, shape)
 
-    async def chat(self, body: ChatRequest, client: str) -> Prepared:
-        """Check, render and tokenize a conversation. Raises RequestError."""
+    async def chat(
+        self, body: ChatRequest, client: str, *, make_writer: MakeWriter = chat_shape
+    ) -> Prepared:
+        """Check, render and tokenize a conversation. Raises RequestError.
+
+        `make_writer` is for other protocols that speak to the same models: they hand in their
+        conversation as a ChatRequest and write the answer their own way.
+        """
         model = self._admit(body, "top_logprobs", body.top_logprobs)
         check_chat(body)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -145,10 +170,9 @@ class Service:
             last = body.messages[-1].content
             echo = last if isinstance(last, str) else ""
         options = DeltaOptions(logprobs, False, params.skip_special_tokens)
-        shape = ChatShape(
-            self.engine.intake.tokenizer, self._identity("chatcmpl", model), _shape_options(body)
-        )
-        return self._prepared(body, client, params, ([ids], [echo]), options, shape)
+        identity = self._identity("chatcmpl", model)
+        writer = make_writer(ChatContext(body, self.engine.intake.tokenizer, identity, params.n))
+        return self._prepared(body, client, params, ([ids], [echo]), options, writer)
 
     def _admit(self, body: GenerationRequest, param: str, num_logprobs: int | None) -> str:
         """What both routes check first; the served name of the model."""
@@ -165,7 +189,7 @@ class Service:
         params: SamplingParams,
         prompts: tuple[list[list[int]], list[str]],
         options: DeltaOptions,
-        shape: Shape,
+        writer: Writer,
     ) -> Prepared:
         group = secrets.token_hex(12)
         requests: list[EngineRequest] = []
@@ -185,7 +209,7 @@ class Service:
             )
         deltas = DeltaMaker(self.engine.intake.tokenizer, parts, options)
         job = Job(group, client, requests, deltas, num_choices=params.n * len(parts))
-        return Prepared(job, shape, parts, body)
+        return Prepared(job, writer, bool(body.stream))
 
     async def _encode(self, prompts: Sequence[Prompt], special: bool) -> list[list[int]]:
         def encode_all() -> list[list[int]]:
@@ -236,15 +260,6 @@ class Service:
 
 def _truncated(ids: list[int], keep: int | None) -> list[int]:
     return ids if keep is None else ids[-keep:]
-
-
-def _shape_options(body: GenerationRequest) -> ShapeOptions:
-    return ShapeOptions(
-        usage=body.include_usage,
-        continuous_usage=body.continuous_usage,
-        token_ids=bool(body.return_token_ids),
-        tokens_as_ids=bool(body.return_tokens_as_token_ids),
-    )
 
 
 def _content_length(content: str | list[Any] | None) -> int:

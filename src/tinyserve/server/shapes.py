@@ -1,8 +1,8 @@
 """The JSON shapes of both routes' answers, whole and streamed.
 
-A shape turns deltas and joined choices into OpenAI's objects. Frames of a stream are built by hand
-from a prefix that is fixed per response and the JSON of the delta alone; nothing is validated per
-token.
+A shape is the `Writer` of one response: it turns deltas into OpenAI's objects. Frames of a stream
+are built by hand from a prefix that is fixed per response and the JSON of the delta alone; nothing
+is validated per token.
 """
 
 from __future__ import annotations
@@ -15,7 +15,17 @@ from json.encoder import encode_basestring as quote
 from typing import Any
 
 from tinyserve.engine.sampling import SampledToken
-from tinyserve.server.deltas import MIN_LOGPROB, Delta, ScoredToken, Usage, WholeChoice
+from tinyserve.server.deltas import (
+    MIN_LOGPROB,
+    Delta,
+    DeltaMaker,
+    PromptPart,
+    ScoredToken,
+    Usage,
+    WholeChoice,
+    join,
+)
+from tinyserve.server.errors import HTTPFailure
 from tinyserve.text.tokenizer import Tokenizer
 
 
@@ -42,6 +52,7 @@ class ShapeOptions:
     continuous_usage: bool = False  # streams: the running usage in every chunk
     token_ids: bool = False
     tokens_as_ids: bool = False
+    prompt_logprobs: bool = False  # whole answers
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -59,16 +70,34 @@ class Shape(ABC):
     whole_object: str
     chunk_object: str
 
-    def __init__(self, tokenizer: Tokenizer, identity: Identity, options: ShapeOptions) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        identity: Identity,
+        options: ShapeOptions,
+        *,
+        num_choices: int = 1,
+    ) -> None:
         self._tokenizer = tokenizer
         self._identity = identity
         self._options = options
+        self._num_choices = num_choices
         head = to_json(self._head(self.chunk_object))[:-1]
         self._prefix = f'{head},"choices":[{{"index":'
 
-    def opening(self, num_choices: int) -> list[str]:
-        """The chunks that begin a stream."""
-        return []
+    def opening(self) -> bytes:
+        return b""
+
+    def frames(self, deltas: Sequence[Delta], usage: Usage) -> bytes:
+        return sse([self.chunk(delta, usage) for delta in deltas])
+
+    def closing(self, usage: Usage) -> bytes:
+        tail = [self.usage_chunk(usage)] if self._options.usage else []
+        return sse(tail) + DONE
+
+    def error(self, told: HTTPFailure) -> bytes:
+        """An error event and no [DONE]: never an end that looks complete."""
+        return sse([to_json(told.body)])
 
     def chunk(self, delta: Delta, usage: Usage) -> str:
         """The JSON of one chunk of a stream."""
@@ -89,13 +118,32 @@ class Shape(ABC):
         head = self._head(self.chunk_object)
         return to_json({**head, "choices": [], "usage": usage_object(usage)})
 
-    def whole(self, choices: Sequence[WholeChoice], usage: Usage) -> dict[str, Any]:
-        """The answer that is not streamed."""
-        return {
+    def whole(self, deltas: Sequence[Delta], maker: DeltaMaker) -> dict[str, Any]:
+        choices = [self._whole_choice(c) for c in join(deltas, self._num_choices)]
+        answer = {
             **self._head(self.whole_object),
-            "choices": [self._whole_choice(choice) for choice in choices],
-            "usage": usage_object(usage),
+            "choices": choices,
+            "usage": usage_object(maker.usage),
         }
+        per_part = len(choices) // len(maker.parts)
+        for i, choice in enumerate(choices):
+            self._place(answer, choice, self._prompt_fields(maker, maker.parts[i // per_part]))
+        return answer
+
+    def _prompt_fields(self, maker: DeltaMaker, part: PromptPart) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if self._options.token_ids:
+            fields["prompt_token_ids"] = list(part.token_ids)
+        scores = maker.prompt_logprobs(part)
+        if self._options.prompt_logprobs and scores is not None:
+            fields["prompt_logprobs"] = self.prompt_logprobs(part.token_ids, scores)
+        return fields
+
+    def _place(
+        self, answer: dict[str, Any], choice: dict[str, Any], fields: dict[str, Any]
+    ) -> None:
+        """Where what concerns the prompt goes: into the answer, of which there is one prompt."""
+        answer.update(fields)
 
     @abstractmethod
     def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
@@ -176,6 +224,11 @@ class CompletionShape(Shape):
     whole_object = "text_completion"
     chunk_object = "text_completion"
 
+    def _place(
+        self, answer: dict[str, Any], choice: dict[str, Any], fields: dict[str, Any]
+    ) -> None:
+        choice.update(fields)
+
     def _delta_text(self, delta: Delta) -> str:
         return f'"text":{quote(delta.text)}'
 
@@ -204,13 +257,13 @@ class ChatShape(Shape):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def opening(self, num_choices: int) -> list[str]:
+    def opening(self) -> bytes:
         tail = "null}]" + (',"usage":null}' if self._options.usage else "}")
-        return [
+        return sse(
             f'{self._prefix}{index},"delta":{{"role":"assistant","content":""}},'
             f'"logprobs":null,"finish_reason":{tail}'
-            for index in range(num_choices)
-        ]
+            for index in range(self._num_choices)
+        )
 
     def _delta_text(self, delta: Delta) -> str:
         return f'"delta":{{"content":{quote(delta.text)}}}' if delta.text else '"delta":{}'

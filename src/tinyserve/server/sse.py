@@ -2,8 +2,7 @@
 
 An ASGI response of its own instead of the framework's, so that a token costs one `send` and
 nothing else. The status line waits for the first event (or the first ping), so that an error
-before it is still plain JSON with its own status. After it, an error is a `data: {"error": ...}`
-event and the end, without [DONE]: never an end that looks complete.
+before it is still plain JSON with its own status. After it, an error is an event and the end.
 """
 
 from __future__ import annotations
@@ -13,10 +12,11 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
-from tinyserve.server.deltas import Delta, DeltaMaker
+from tinyserve.server.deltas import DeltaMaker
 from tinyserve.server.errors import HTTPFailure, failure
 from tinyserve.server.session import ClientGoneError, Receive, Session
-from tinyserve.server.shapes import DONE, PING, Shape, sse, to_json
+from tinyserve.server.shapes import PING, to_json
+from tinyserve.server.writer import Writer
 
 logger = logging.getLogger("tinyserve.server")
 
@@ -35,18 +35,13 @@ class EventStream:
     def __init__(
         self,
         session: Session,
-        shape: Shape,
+        writer: Writer,
         deltas: DeltaMaker,
-        *,
-        num_choices: int,
-        include_usage: bool,
         headers: list[tuple[bytes, bytes]],
     ) -> None:
         self._session = session
-        self._shape = shape
+        self._writer = writer
         self._deltas = deltas
-        self._num_choices = num_choices
-        self._include_usage = include_usage
         self._headers = headers
         self._has_begun = False
 
@@ -62,24 +57,20 @@ class EventStream:
             self._session.close()
 
     async def _stream(self, send: Send) -> None:
+        usage = self._deltas.usage
         async for batch in self._session.batches():
             if not self._has_begun:
                 await self._begin(send)
-            await _write(send, self._frames(batch) if batch else PING)
-        tail = [self._shape.usage_chunk(self._deltas.usage)] if self._include_usage else []
-        await _write(send, sse(tail) + DONE, is_last=True)
-
-    def _frames(self, batch: list[Delta]) -> bytes:
-        usage = self._deltas.usage
-        return sse([self._shape.chunk(delta, usage) for delta in batch])
+            await _write(send, self._writer.frames(batch, usage) if batch else PING)
+        await _write(send, self._writer.closing(usage), is_last=True)
 
     async def _begin(self, send: Send) -> None:
         self._has_begun = True
         headers = HEADERS + self._headers
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        opening = self._shape.opening(self._num_choices)
+        opening = self._writer.opening()
         if opening:
-            await _write(send, sse(opening))
+            await _write(send, opening)
 
     async def _fail(self, error: Exception, send: Send) -> None:
         told = failure(error)
@@ -87,7 +78,7 @@ class EventStream:
             logger.error("a stream failed: %s", error, exc_info=error)
         with contextlib.suppress(OSError):  # the client may be gone as well
             if self._has_begun:
-                await _write(send, sse([to_json(told.body)]), is_last=True)
+                await _write(send, self._writer.error(told), is_last=True)
             else:
                 await send_failure(send, told, self._headers)
 

@@ -1,0 +1,15 @@
+"""The routes, one file per area; each adds its own to an application."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import FastAPI
+
+from tinyserve.server.routes import openai, status
+from tinyserve.server.state import ServerState
+
+ROUTES: tuple[Callable[[FastAPI, ServerState], None], ...] = (
+    status.add_routes,
+    openai.add_routes,
+)

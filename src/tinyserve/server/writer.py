@@ -1,0 +1,37 @@
+"""`Writer`: how one response is written, whole or as a stream of bytes.
+
+The seam between what the engine said (deltas, the same for every protocol) and what a client
+reads. One writer serves one response and may keep state; it is called on the event loop alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from tinyserve.server.deltas import Delta, DeltaMaker, Usage
+from tinyserve.server.errors import HTTPFailure
+
+
+class Writer(Protocol):
+    """Turns deltas into the bytes of a stream, or into one JSON object."""
+
+    def opening(self) -> bytes:
+        """What a stream begins with; may be empty."""
+        ...
+
+    def frames(self, deltas: Sequence[Delta], usage: Usage) -> bytes:
+        """The events of some deltas; `usage` is the count so far."""
+        ...
+
+    def closing(self, usage: Usage) -> bytes:
+        """What ends a stream after every choice has finished."""
+        ...
+
+    def error(self, told: HTTPFailure) -> bytes:
+        """What ends a stream that failed after it had begun."""
+        ...
+
+    def whole(self, deltas: Sequence[Delta], maker: DeltaMaker) -> dict[str, Any]:
+        """The answer that is not streamed, from all deltas of the request."""
+        ...
