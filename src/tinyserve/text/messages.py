@@ -1,0 +1,121 @@
+"""`MessageParser`: what a model wrote, as the parts of a message: reasoning, text, tool calls.
+
+Text goes in as it is generated, in pieces of any size; parts come out as soon as they are certain.
+However the text was cut, the joined parts are the same: a stream and a whole answer use the same
+parser, and so agree by construction. Nothing that a model writes is an error: what only looks like
+a call is text. Knows no tokens, no HTTP; one parser per choice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """A piece of the answer itself."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPart:
+    """A piece of the thinking before the answer."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallPart:
+    """A piece of call number `index` (0, 1, ...). The pieces of `arguments` join to JSON text.
+
+    `id` and `name` are set in the first part of a call and None in all later ones.
+    """
+
+    index: int
+    arguments: str
+    id: str | None = None
+    name: str | None = None
+
+
+Part = TextPart | ReasoningPart | ToolCallPart
+
+
+class ReasoningReader(Protocol):
+    """Tells thinking from answer: the first stage of a parser."""
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the text read so far ends inside the thinking."""
+        ...
+
+    def push(self, text: str) -> tuple[str, str]:
+        """(thinking, answer) that became certain, in this order."""
+        ...
+
+    def flush(self) -> tuple[str, str]:
+        """What was held back, at the end of the text."""
+        ...
+
+
+class ToolReader(Protocol):
+    """Tells tool calls from text: the second stage of a parser."""
+
+    @property
+    def num_calls(self) -> int:
+        """How many calls have begun."""
+        ...
+
+    def push(self, text: str) -> list[Part]:
+        """The parts that became certain."""
+        ...
+
+    def flush(self) -> list[Part]:
+        """What was held back, at the end of the text."""
+        ...
+
+
+class MessageParser:
+    """Reads one message. Without a reasoning and a tool reader all of it is text."""
+
+    __slots__ = ("_reasoning", "_tools")
+
+    def __init__(
+        self, *, reasoning: ReasoningReader | None = None, tools: ToolReader | None = None
+    ) -> None:
+        self._reasoning = reasoning
+        self._tools = tools
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether a tool call has begun."""
+        return self._tools is not None and self._tools.num_calls > 0
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the message ends, so far, inside the thinking."""
+        return self._reasoning is not None and self._reasoning.is_reasoning
+
+    def push(self, text: str) -> list[Part]:
+        """The parts that became certain with this piece of the message."""
+        if self._reasoning is None:
+            return self._answer(text)
+        thought, answer = self._reasoning.push(text)
+        return self._thought(thought) + self._answer(answer)
+
+    def flush(self) -> list[Part]:
+        """What was held back: the message has ended. Push nothing after it."""
+        parts: list[Part] = []
+        if self._reasoning is not None:
+            thought, answer = self._reasoning.flush()
+            parts = self._thought(thought) + self._answer(answer)
+        return parts + self._tools.flush() if self._tools is not None else parts
+
+    def _thought(self, text: str) -> list[Part]:
+        return [ReasoningPart(text)] if text else []
+
+    def _answer(self, text: str) -> list[Part]:
+        if not text:
+            return []
+        return [TextPart(text)] if self._tools is None else self._tools.push(text)
