@@ -51,7 +51,7 @@ def test_full_in_requests_not_in_entries() -> None:
     queue.put([Entry(i, "g0", "a") for i in range(10)])
     queue.put([Entry(10, "g1", "a")])
     with pytest.raises(QueueFullError) as caught:
-        queue.put([Entry(11, "g2", "b")], retry_after=3)
+        queue.put([Entry(11, "g2", "b")], retry_after=lambda: 3)
     assert caught.value.retry_after == 3
     assert (len(queue), queue.num_requests) == (11, 2)
     assert drain(queue) == list(range(11))

@@ -1,26 +1,87 @@
-"""`Admission`: how much of the fair queue the engine is given at a time."""
+"""How much of the fair queue the engine is given at a time: `Admission`, and what is in it already:
+`Occupancy`.
+
+The engine gets about as many choices as it computes in a step, so that the rest waits in the
+queue's fair order. More than that only where its policy needs them to choose from: an urgent
+request, which may displace another, and under the fair policy one waiting request of each client.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from tinyserve.engine.request import EngineRequest
 
 
+class Occupancy:
+    """The requests inside the engine, counted by choice. The engine thread's alone."""
+
+    def __init__(self) -> None:
+        self._requests: dict[str, EngineRequest] = {}
+        self._open: dict[str, int] = {}  # choices that have not finished
+        self._unstarted: set[str] = set()  # requests from which nothing has come yet
+        self._waiting: Counter[str] = Counter()  # those of each client
+        self.num_choices = 0
+
+    @property
+    def waiting_clients(self) -> Mapping[str, int]:
+        """Clients with a request in the engine that has not begun to answer."""
+        return self._waiting
+
+    @property
+    def least_urgent(self) -> int:
+        """The highest priority number inside."""
+        return max(request.priority for request in self._requests.values())
+
+    def add(self, request: EngineRequest) -> None:
+        self._requests[request.request_id] = request
+        self._open[request.request_id] = request.params.n
+        self.num_choices += request.params.n
+        self._unstarted.add(request.request_id)
+        self._waiting[request.client] += 1
+
+    def start(self, request_id: str) -> None:
+        """Something came of it. Idempotent."""
+        if request_id in self._unstarted:
+            self._unstarted.remove(request_id)
+            client = self._requests[request_id].client
+            self._waiting[client] -= 1
+            if not self._waiting[client]:
+                del self._waiting[client]
+
+    def close_choice(self, request_id: str) -> bool:
+        """One choice has finished; whether it was the request's last (or the request unknown)."""
+        if self._open.get(request_id, 1) == 1:
+            self.drop(request_id)
+            return True
+        self._open[request_id] -= 1
+        self.num_choices -= 1
+        return False
+
+    def drop(self, request_id: str) -> None:
+        """The request has left. Idempotent."""
+        if request_id in self._requests:
+            self.start(request_id)
+            self.num_choices -= self._open.pop(request_id)
+            del self._requests[request_id]
+
+
 @dataclass(frozen=True)
 class Admission:
-    """How many choices the engine is given at once, so that the rest waits in fair order.
-
-    `seats` is what it computes in a step. `lookahead` more may wait inside it, where its policy
-    needs several requests to choose from.
-    """
+    """Who may enter. `seats`: choices computed in a step. `is_fair`: the policy balances clients"""
 
     seats: int
-    lookahead: int = 0
+    is_fair: bool = False
 
-    def allows(self, in_engine: dict[str, EngineRequest], choices: int, priority: int) -> bool:
-        """Whether the engine should take one more request, of `priority`, now."""
-        if choices < self.seats + self.lookahead:
-            return True
-        least_urgent = max(request.priority for request in in_engine.values())
-        return priority < least_urgent and choices < 2 * (self.seats + self.lookahead)
+    def blocked(self, inside: Occupancy, priority: int) -> Container[str] | None:
+        """The clients that may have no further request in the engine; None: nobody may.
+
+        `priority` is the most urgent one that waits.
+        """
+        if inside.num_choices < self.seats:
+            return ()
+        if priority < inside.least_urgent and inside.num_choices < 2 * self.seats:
+            return ()
+        return inside.waiting_clients if self.is_fair else None

@@ -21,9 +21,10 @@ from typing import Protocol
 
 from tinyserve.engine.request import EngineRequest, EngineStats, RequestOutput
 from tinyserve.errors import EngineDeadError, RequestError, TinyServeError
-from tinyserve.server.admission import Admission
+from tinyserve.server.admission import Admission, Occupancy
 from tinyserve.server.fair_queue import Entry, FairRequestQueue
 from tinyserve.server.mailbox import Mailbox
+from tinyserve.server.pace import Pace
 
 logger = logging.getLogger("tinyserve.server")
 
@@ -48,12 +49,14 @@ class EngineBridge:
     Made on any thread; `start` and all other methods belong to the loop's.
     """
 
-    def __init__(self, core: Core, *, admission: Admission, max_queued_requests: int) -> None:
+    def __init__(
+        self, core: Core, *, admission: Admission, queue: FairRequestQueue[EngineRequest]
+    ) -> None:
         self._core = core
         self._admission = admission
         # Shared, guarded by _wake:
         self._wake = threading.Condition()
-        self._queue: FairRequestQueue[EngineRequest] = FairRequestQueue(max_queued_requests)
+        self._queue = queue
         self._releases: list[str] = []
         self._is_stopping = False
         self._death: BaseException | None = None
@@ -62,8 +65,8 @@ class EngineBridge:
         self._routes: dict[str, Mailbox] = {}
         self._groups: dict[str, tuple[str, ...]] = {}
         # The engine thread's own:
-        self._in_engine: dict[str, EngineRequest] = {}
-        self._open_choices: dict[str, int] = {}
+        self._inside = Occupancy()
+        self._pace = Pace()
         # Written by the engine thread, read by anyone (one reference, replaced whole):
         self._stats = core.stats()
         self._thread = threading.Thread(target=self._run, name="tinyserve-engine", daemon=True)
@@ -80,10 +83,12 @@ class EngineBridge:
         self, group: str, requests: Sequence[EngineRequest], mailbox: Mailbox, *, client: str
     ) -> None:
         """Queue all parts of one HTTP request, or raise QueueFullError or EngineDeadError."""
-        entries = [Entry(r, group, client, r.priority) for r in requests]
+        entries = [
+            Entry(r, group, client, r.priority, len(r.prompt_token_ids)) for r in requests
+        ]
         with self._wake:
             self._raise_if_gone()
-            self._queue.put(entries, retry_after=self._retry_after())
+            self._queue.put(entries, retry_after=self._retry_after)
             for request in requests:
                 self._routes[request.request_id] = mailbox
             self._groups[group] = tuple(r.request_id for r in requests)
@@ -140,8 +145,7 @@ class EngineBridge:
             raise EngineDeadError("the server is shutting down")
 
     def _retry_after(self) -> float:
-        """A guess: a second for each time that the seats must turn over."""
-        return 1.0 + len(self._queue) // self._admission.seats
+        return self._pace.wait_s(len(self._queue))
 
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
         """On the loop: hand each output to whoever listens."""
@@ -187,8 +191,7 @@ class EngineBridge:
     def _abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             self._core.abort(request_id)
-            self._in_engine.pop(request_id, None)
-            self._open_choices.pop(request_id, None)
+            self._inside.drop(request_id)
         if request_ids:
             self._stats = self._core.stats()
 
@@ -197,14 +200,14 @@ class EngineBridge:
         while True:
             with self._wake:
                 priority = self._queue.peek_priority()
-                choices = sum(self._open_choices.values())
-                if priority is None or not self._admission.allows(
-                    self._in_engine, choices, priority
-                ):
+                if priority is None:
                     return
-                request = self._queue.pop()
-            if request is not None:
-                self._add(request)
+                blocked = self._admission.blocked(self._inside, priority)
+                request = self._queue.pop(blocked) if blocked is not None else None
+            if request is None:
+                return
+            self._pace.note()
+            self._add(request)
 
     def _add(self, request: EngineRequest) -> None:
         try:
@@ -212,29 +215,19 @@ class EngineBridge:
         except RequestError as error:  # this request alone is at fault
             self._post([_failure(request, i, error) for i in range(request.params.n)])
             return
-        self._in_engine[request.request_id] = request
-        self._open_choices[request.request_id] = request.params.n
+        self._inside.add(request)
 
     def _post(self, outputs: Sequence[RequestOutput]) -> None:
         """Send a step's outputs to the loop: one wake-up for all of them."""
         finished = []
         for output in outputs:
-            if output.finish_reason is not None and self._close_choice(output.request_id):
+            self._inside.start(output.request_id)
+            if output.finish_reason is not None and self._inside.close_choice(output.request_id):
                 finished.append(output.request_id)
         if outputs:
             self._call_loop(self._deliver, outputs)
         if finished:
             self._call_loop(self._settle, finished)
-
-    def _close_choice(self, request_id: str) -> bool:
-        """Count one choice as finished; whether it was the request's last."""
-        left = self._open_choices.get(request_id, 1) - 1
-        if left > 0:
-            self._open_choices[request_id] = left
-            return False
-        self._open_choices.pop(request_id, None)
-        self._in_engine.pop(request_id, None)
-        return True
 
     def _die(self, error: BaseException) -> None:
         with self._wake:

@@ -1,14 +1,16 @@
 """`FairRequestQueue`: who goes to the engine next.
 
 Order: priority level (lower number first), then round-robin over clients, then first come first
-served within a client. Bounded in HTTP requests: a request with a list of prompts counts once,
-however many entries it puts. Plain single-threaded bookkeeping; the bridge guards it with its
-lock.
+served within a client. Bounded in HTTP requests (one with a list of prompts counts once, however
+many entries it puts) and in prompt tokens. Plain single-threaded bookkeeping; the bridge guards it
+with its lock.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -19,23 +21,38 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Entry(Generic[T]):
-    """One waiting item: `group` is the HTTP request it belongs to."""
+    """One waiting item: `group` is the HTTP request it belongs to, `num_tokens` its prompt's."""
 
     item: T
     group: str
     client: str
     priority: int = 0
+    num_tokens: int = 0
+
+
+# One client's entries at one level, by serial number, oldest first. A linked list: the front of a
+# plain dict from which much was deleted is slow to find.
+Line = OrderedDict[int, Entry[T]]
 
 
 class FairRequestQueue(Generic[T]):
-    """A bounded queue, fair between clients. All operations but `remove_group` are O(levels)."""
+    """A bounded queue, fair between clients.
 
-    def __init__(self, max_requests: int) -> None:
+    An entry is added and taken in O(log levels) and removed in O(1), however many wait.
+    `max_tokens` None: bounded in requests alone. An empty queue takes any one request, so that what
+    is larger than the bound by itself can still be served.
+    """
+
+    def __init__(self, max_requests: int, max_tokens: int | None = None) -> None:
         self._max_requests = max_requests
-        # priority -> client -> its entries; the client whose turn it is comes first
-        self._levels: dict[int, OrderedDict[str, deque[Entry[T]]]] = {}
-        self._group_sizes: dict[str, int] = {}
+        self._max_tokens = max_tokens
+        # priority -> client -> its line; the client whose turn it is comes first
+        self._levels: dict[int, OrderedDict[str, Line[T]]] = {}
+        self._priorities: list[int] = []  # a heap of the levels; an empty level's stays a while
+        self._groups: dict[str, dict[int, Entry[T]]] = {}
+        self._next_serial = 0
         self._size = 0
+        self._num_tokens = 0
 
     def __len__(self) -> int:
         """Entries that wait; safe to read from any thread."""
@@ -44,74 +61,88 @@ class FairRequestQueue(Generic[T]):
     @property
     def num_requests(self) -> int:
         """HTTP requests with at least one waiting entry."""
-        return len(self._group_sizes)
+        return len(self._groups)
 
-    def put(self, entries: list[Entry[T]], *, retry_after: float = 1.0) -> None:
+    @property
+    def num_tokens(self) -> int:
+        """Prompt tokens that wait."""
+        return self._num_tokens
+
+    def put(self, entries: list[Entry[T]], *, retry_after: Callable[[], float] = lambda: 1) -> None:
         """Add all entries of one HTTP request, or raise QueueFullError and add none."""
-        if len(self._group_sizes) >= self._max_requests:
+        full = self._what_is_full(sum(entry.num_tokens for entry in entries))
+        if full is not None:
             raise QueueFullError(
-                f"The server is busy: {len(self._group_sizes)} requests are waiting. "
-                "Please retry later.",
-                retry_after=retry_after,
+                f"The server is busy: {full}. Please retry later.", retry_after=retry_after()
             )
         for entry in entries:
-            level = self._levels.setdefault(entry.priority, OrderedDict())
-            level.setdefault(entry.client, deque()).append(entry)
-            self._group_sizes[entry.group] = self._group_sizes.get(entry.group, 0) + 1
-        self._size += len(entries)
+            if entry.priority not in self._levels:
+                self._levels[entry.priority] = OrderedDict()
+                heapq.heappush(self._priorities, entry.priority)
+            line = self._levels[entry.priority].setdefault(entry.client, OrderedDict())
+            line[self._next_serial] = entry
+            self._groups.setdefault(entry.group, {})[self._next_serial] = entry
+            self._next_serial += 1
+            self._size += 1
+            self._num_tokens += entry.num_tokens
 
     def peek_priority(self) -> int | None:
         """The priority level that `pop` would serve; None when empty."""
-        return min(self._levels, default=None)
+        while self._priorities and self._priorities[0] not in self._levels:
+            heapq.heappop(self._priorities)
+        return self._priorities[0] if self._priorities else None
 
-    def pop(self) -> T | None:
-        """Take the next item, and send its client to the back of its level; None when empty."""
+    def pop(self, blocked: Container[str] = ()) -> T | None:
+        """Take the next item of the most urgent level, and send its client to the back of it.
+
+        None when empty, or when every client of that level is `blocked`.
+        """
         priority = self.peek_priority()
         if priority is None:
             return None
         level = self._levels[priority]
-        client, entries = next(iter(level.items()))
-        entry = entries.popleft()
-        if entries:
-            level.move_to_end(client)
-        else:
-            self._drop_client(priority, client)
-        self._forget(entry.group)
-        self._size -= 1
-        return entry.item
+        for client, line in level.items():
+            if client not in blocked:
+                level.move_to_end(client)
+                serial, entry = next(iter(line.items()))
+                self._take_out(serial, entry)
+                return entry.item
+        return None
 
     def remove_group(self, group: str) -> list[T]:
-        """Take out every entry of one HTTP request; the items, in no particular order."""
-        if group not in self._group_sizes:
-            return []
-        removed: list[T] = []
-        for priority, level in list(self._levels.items()):
-            for client, entries in list(level.items()):
-                kept = deque(e for e in entries if e.group != group)
-                if len(kept) == len(entries):
-                    continue
-                removed += [e.item for e in entries if e.group == group]
-                level[client] = kept
-                if not kept:
-                    self._drop_client(priority, client)
-        del self._group_sizes[group]
-        self._size -= len(removed)
-        return removed
+        """Take out every entry of one HTTP request; the items, first come first."""
+        entries = list(self._groups.get(group, {}).items())
+        for serial, entry in entries:
+            self._take_out(serial, entry)
+        return [entry.item for _, entry in entries]
 
     def clear(self) -> list[T]:
         """Take out everything."""
-        items = [e.item for level in self._levels.values() for q in level.values() for e in q]
-        self._levels.clear()
-        self._group_sizes.clear()
-        self._size = 0
-        return items
+        return [item for group in list(self._groups) for item in self.remove_group(group)]
 
-    def _drop_client(self, priority: int, client: str) -> None:
-        del self._levels[priority][client]
-        if not self._levels[priority]:
-            del self._levels[priority]
+    def _what_is_full(self, num_tokens: int) -> str | None:
+        if len(self._groups) >= self._max_requests:
+            return f"{len(self._groups)} requests are waiting, and no more may"
+        limit = self._max_tokens
+        if limit is not None and self._groups and self._num_tokens + num_tokens > limit:
+            return (
+                f"{self._num_tokens} prompt tokens are waiting, and with the {num_tokens} of this "
+                f"request they would be more than {limit}"
+            )
+        return None
 
-    def _forget(self, group: str) -> None:
-        self._group_sizes[group] -= 1
-        if not self._group_sizes[group]:
-            del self._group_sizes[group]
+    def _take_out(self, serial: int, entry: Entry[T]) -> None:
+        """The one way out of the queue."""
+        level = self._levels[entry.priority]
+        line = level[entry.client]
+        del line[serial]
+        if not line:
+            del level[entry.client]
+        if not level:
+            del self._levels[entry.priority]
+        group = self._groups[entry.group]
+        del group[serial]
+        if not group:
+            del self._groups[entry.group]
+        self._size -= 1
+        self._num_tokens -= entry.num_tokens

@@ -10,6 +10,7 @@ from tinyserve.engine.build import Engine
 from tinyserve.errors import EngineDeadError
 from tinyserve.server.admission import Admission
 from tinyserve.server.bridge import EngineBridge
+from tinyserve.server.fair_queue import FairRequestQueue
 from tinyserve.server.service import Service
 
 
@@ -26,12 +27,11 @@ class ServerState:
 
     def start(self, engine: Engine) -> None:
         """Begin to serve `engine`, on the running loop."""
-        scheduler = engine.config.scheduler
-        chooses = scheduler.policy in ("priority", "fair")
+        scheduler, limits = engine.config.scheduler, self.config
         self.bridge = EngineBridge(
             engine.core,
-            admission=Admission(scheduler.max_num_seqs, scheduler.max_num_seqs if chooses else 0),
-            max_queued_requests=self.config.max_queued_requests,
+            admission=Admission(scheduler.max_num_seqs, is_fair=scheduler.policy == "fair"),
+            queue=FairRequestQueue(limits.max_queued_requests, limits.max_queued_tokens),
         )
         self.bridge.start()
         self.service = Service(engine)
