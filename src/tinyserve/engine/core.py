@@ -8,17 +8,19 @@ of one request (NaN logits, say) ends that request; an exception of the runner p
 
 from __future__ import annotations
 
+from time import monotonic
 from typing import Any
 
 from tinyserve.config import SchedulerConfig
 from tinyserve.engine.admission import Limits, settle
-from tinyserve.engine.draws import add_rows, scored_positions, take_token
+from tinyserve.engine.draws import add_rows, read_positions, take_token
 from tinyserve.engine.plan import Runner
 from tinyserve.engine.request import EngineRequest, EngineStats, FinishReason, RequestOutput
 from tinyserve.engine.sampling import SampledToken, SampleRow
 from tinyserve.engine.scheduler import Scheduler
 from tinyserve.engine.sequence import Job, Sequence, Status
-from tinyserve.engine.work import Proposer, Work
+from tinyserve.engine.snapshot import EngineSnapshot, take_snapshot
+from tinyserve.engine.work import Lap, Proposer, Work
 from tinyserve.errors import RequestError, TinyServeError
 from tinyserve.kv.manager import KVManager
 
@@ -40,12 +42,13 @@ class EngineCore:
         vocab_size: int | None = None,
         proposer: Proposer | None = None,
     ) -> None:
-        self._runner = runner
+        self.runner = runner
         self._kv = kv
         self._limits = Limits(config.max_model_len, tuple(eos_token_ids), vocab_size)
         self._scheduler = Scheduler(config, kv, proposer=proposer)
         self._jobs: dict[str, Job] = {}
         self._ready: list[RequestOutput] = []  # outputs that no step has to compute
+        self.lap: Lap | None = None  # what the latest call of `step` computed
         self._next_seq_id = 0
         self._num_steps = 0
         self._num_prompt_tokens = 0
@@ -62,10 +65,8 @@ class EngineCore:
             text = request.text() if request.text is not None else None
             job.sequences.append(Sequence(self._next_seq_id + choice, job, choice, text))
         self._next_seq_id += request.params.n
-        if job.max_len == len(job.prompt_ids) and not job.wants_prompt_scores:
-            outputs = [self._end(seq, "length") for seq in job.sequences]
-            outputs[0].prompt_logprobs = job.prompt_scores  # of a prompt of one token: [None]
-            self._ready += outputs
+        if job.max_len == len(job.prompt_ids) and not job.wanted_positions:
+            self._ready += self._ends(job)
             return
         self._jobs[request.request_id] = job
         self._scheduler.add(job.sequences[0])
@@ -86,17 +87,23 @@ class EngineCore:
     def step(self) -> list[RequestOutput]:
         """Compute one step; returns what it added to the choices that advanced."""
         outputs, self._ready = self._ready, []
+        self.lap = None
         if not self._jobs:
             return outputs
+        began = monotonic()
         step = self._scheduler.schedule()
         rows, ends = self._rows(step.work)
-        logits = self._runner.run(step.plan)
+        planned = monotonic()
+        logits = self.runner.run(step.plan)
+        ran = monotonic()
         sampled = logits.sample(rows) if rows else []
+        drawn = monotonic()
         begin = 0
         for work, end in zip(step.work, ends, strict=True):
             outputs += self._commit(work, sampled[begin:end])
             begin = end
         self._num_steps += 1
+        self.lap = Lap(step, began, planned, ran, drawn, monotonic())
         return outputs
 
     def stats(self) -> EngineStats:
@@ -127,12 +134,16 @@ class EngineCore:
             num_corrupted=self._num_corrupted,
         )
 
+    def snapshot(self) -> EngineSnapshot:
+        """Who is in the engine and who owns which block, between two steps."""
+        return take_snapshot(self._jobs.values(), self._kv, self.stats())
+
     def memory_report(self) -> dict[str, Any]:
         """The runner's bytes by item, and the block bookkeeping's: {"reserved": ..., "touched":
         ...}.
         """
         num_bytes = self._kv.bookkeeping_bytes()
-        report = dict(self._runner.memory_report())
+        report = dict(self.runner.memory_report())
         report["kv_bookkeeping"] = {"reserved": num_bytes, "touched": num_bytes}
         return report
 
@@ -164,10 +175,10 @@ class EngineCore:
             if output.finish_reason is not None:
                 self._release(seq, output.finish_reason)
             return [output]
-        if job.prompt_scores is not None:
-            num_scores = len(scored_positions(work))
-            job.prompt_scores += sampled[:num_scores]
-            sampled = sampled[num_scores:]
+        if job.reader is not None:
+            num_read = len(read_positions(work))
+            job.reader.take(sampled[:num_read])
+            sampled = sampled[num_read:]
         self._computed(seq, end)
         return self._first_tokens(job, sampled) if is_complete else []
 
@@ -180,9 +191,10 @@ class EngineCore:
             for child in others:
                 self._scheduler.fork(first, child)
             outputs = [self._take(s, [t], []) for s, t in zip(job.sequences, drawn, strict=True)]
-        else:  # max_tokens = 0
-            outputs = [self._end(seq, "length") for seq in job.sequences]
-        outputs[0].prompt_logprobs = job.prompt_scores
+            if job.reader is not None:
+                job.reader.deliver(outputs[0])
+        else:
+            outputs = self._ends(job)
         for seq, output in zip(job.sequences, outputs, strict=True):
             if output.finish_reason is not None:
                 self._release(seq, output.finish_reason)
@@ -230,6 +242,13 @@ class EngineCore:
         output = self._output(seq)
         output.finish_reason = reason
         return output
+
+    def _ends(self, job: Job) -> list[RequestOutput]:
+        """The only outputs of a job that draws nothing (max_tokens = 0)."""
+        outputs = [self._end(seq, "length") for seq in job.sequences]
+        if job.reader is not None:
+            job.reader.deliver(outputs[0])
+        return outputs
 
     def _fail(self, job: Job) -> list[RequestOutput]:
         """End every choice of a job whose logits are not numbers."""

@@ -1,7 +1,7 @@
 """What the scheduler hands to the core, and the seam through which drafts come in.
 
 A step's plan is for the runner; the work says whose chunks they are, so that the draws find their
-sequences. Records only.
+sequences. A lap is what remains of a step for those who measure. Records only.
 """
 
 from __future__ import annotations
@@ -38,3 +38,15 @@ class Step:
 
     plan: StepPlan
     work: list[Work]
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """A step that has been computed, and when its parts ended, in seconds of `time.monotonic`."""
+
+    step: Step
+    begin: float
+    planned: float
+    ran: float
+    drawn: float
+    end: float

@@ -26,6 +26,10 @@ class BlockAllocator:
     def num_refs(self, block: int) -> int:
         return self._refs[block]
 
+    def refs(self) -> list[int]:
+        """The number of references of every block: a copy."""
+        return self._refs.copy()
+
     def take(self) -> int:
         """A free block, with one reference. The caller has made sure that there is one."""
         block = self._free.pop()

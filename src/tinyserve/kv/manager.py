@@ -216,6 +216,14 @@ class KVManager:
             self._allocator.put_back(self._cache.evict())
         return num_parked
 
+    def block_refs(self) -> list[int]:
+        """How many tables own each block."""
+        return self._allocator.refs()
+
+    def cached_blocks(self) -> list[int]:
+        """The blocks without an owner that a prefix hit may revive, next to be evicted first."""
+        return self._cache.parked_in_order()
+
     def bookkeeping_bytes(self) -> int:
         """About what this bookkeeping occupies: counts, free lists, cached contents, tables."""
         per_cached_block = 400 + 8 * self.block_size  # record, its tokens, two index entries

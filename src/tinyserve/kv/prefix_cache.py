@@ -161,3 +161,7 @@ class PrefixCache:
     @property
     def parked(self) -> set[int]:
         return set(self._parked)
+
+    def parked_in_order(self) -> list[int]:
+        """Parked blocks, next to be evicted first."""
+        return list(self._parked)
