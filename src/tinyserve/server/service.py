@@ -37,6 +37,7 @@ from tinyserve.server.protocol import (
 from tinyserve.server.session import Job
 from tinyserve.server.shapes import ChatShape, CompletionShape, Identity, ShapeOptions
 from tinyserve.server.writer import Writer
+from tinyserve.text.messages import MessageParser
 from tinyserve.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("tinyserve.server")
@@ -64,6 +65,10 @@ class ChatContext:
     tokenizer: Tokenizer
     identity: Identity
     num_choices: int
+
+    def new_parser(self) -> MessageParser:
+        """A parser for one choice."""
+        return MessageParser()
 
 
 MakeWriter = Callable[[ChatContext], Writer]
@@ -148,12 +153,18 @@ class Service:
         return self._prepared(body, client, params, (encoded, texts), options, shape)
 
     async def chat(
-        self, body: ChatRequest, client: str, *, make_writer: MakeWriter = chat_shape
+        self,
+        body: ChatRequest,
+        client: str,
+        *,
+        make_writer: MakeWriter = chat_shape,
+        prompt_ids: list[int] | None = None,
     ) -> Prepared:
         """Check, render and tokenize a conversation. Raises RequestError.
 
         `make_writer` is for other protocols that speak to the same models: they hand in their
-        conversation as a ChatRequest and write the answer their own way.
+        conversation as a ChatRequest and write the answer their own way. `prompt_ids` is what
+        `encode_chat` gave for `body`, where the caller has needed it already.
         """
         model = self._admit(body, "top_logprobs", body.top_logprobs)
         check_chat(body)
@@ -162,9 +173,7 @@ class Service:
         if logprobs is not None:
             fields["logprobs"] = logprobs
         params = self.engine.intake.params(fields, max_tokens=None)
-        ids = await self._off_loop_if(
-            sum(_content_length(m.content) for m in body.messages), self._encode_chat, body
-        )
+        ids = prompt_ids or await self.encode_chat(body)
         echo = ""
         if body.echo and body.continue_final_message:
             last = body.messages[-1].content
@@ -173,6 +182,11 @@ class Service:
         identity = self._identity("chatcmpl", model)
         writer = make_writer(ChatContext(body, self.engine.intake.tokenizer, identity, params.n))
         return self._prepared(body, client, params, ([ids], [echo]), options, writer)
+
+    async def encode_chat(self, body: ChatRequest) -> list[int]:
+        """The prompt of a conversation, as token ids. Raises RequestError."""
+        size = sum(_content_length(m.content) for m in body.messages)
+        return await self._off_loop_if(size, self._encode_chat, body)
 
     def _admit(self, body: GenerationRequest, param: str, num_logprobs: int | None) -> str:
         """What both routes check first; the served name of the model."""
