@@ -14,15 +14,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from tinyserve.config import SchedulerConfig
 from tinyserve.engine.core import EngineCore
 from tinyserve.engine.plan import Chunk, StepPlan
-from tinyserve.engine.request import EngineRequest, RequestOutput, TextOutput
+from tinyserve.engine.request import EngineRequest, Pooling, RequestOutput, TextOutput
 from tinyserve.engine.sampling import SampledToken, SampleRow, SamplingParams
 from tinyserve.engine.sequence import Sequence as EngineSequence
 from tinyserve.kv.manager import KVManager
 
 VOCAB = 101
+HIDDEN = 4
 
 
 def digest(*parts: object) -> int:
@@ -106,7 +109,15 @@ class FakeLogits:
     nan_token: int | None = None
 
     def sample(self, rows: list[SampleRow]) -> list[SampledToken]:
-        return [self._sample(row) for row in rows]
+        return [self._state(row) if row.wants_state else self._sample(row) for row in rows]
+
+    def _state(self, row: SampleRow) -> SampledToken:
+        """A hidden state of four numbers that any change of the context changes."""
+        context = self.contexts[row.row]
+        assert tuple(row.prompt_ids[: row.position]) == context, "the row is another's"
+        is_nan = self.nan_token is not None and context[-1] == self.nan_token
+        numbers = [digest(context, i) % 2001 / 1000 - 1 for i in range(HIDDEN)]
+        return SampledToken(-1, is_nan=is_nan, state=np.array(numbers, np.float32))
 
     def _sample(self, row: SampleRow) -> SampledToken:
         context = self.contexts[row.row]
@@ -156,6 +167,7 @@ class Choice:
     prompt_logprobs: list[SampledToken | None] | None = None
     num_cached_tokens: int = 0
     error: Exception | None = None
+    embedding: list[float] | None = None
 
     def take(self, output: RequestOutput) -> None:
         assert self.finish_reason is None, "an output after the last"
@@ -169,6 +181,8 @@ class Choice:
             self.prompt_logprobs = output.prompt_logprobs
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
         self.num_cached_tokens, self.error = output.num_cached_tokens, output.error
+        if output.embedding is not None:
+            self.embedding = output.embedding.tolist()
 
 
 class FakeEngine:
@@ -220,11 +234,14 @@ class FakeEngine:
         cache_salt: str | None = None,
         bad_words_ids: tuple[tuple[int, ...], ...] = (),
         text: bool = False,
+        pooling: Pooling | None = None,
         **params: Any,
     ) -> str:
         """Add a greedy request; requests arrive in the order of their adding."""
         request_id = request_id or f"r{self.num_added}"
         params.setdefault("temperature", 0.0)
+        if pooling is not None:
+            params.setdefault("max_tokens", 0)
         sampling = SamplingParams(**params)
 
         def make_text() -> TextOutput:
@@ -240,6 +257,7 @@ class FakeEngine:
             client=client,
             text=make_text if text else None,
             bad_words_ids=bad_words_ids,
+            pooling=pooling,
         )
         self.core.add_request(request)
         self.num_added += 1

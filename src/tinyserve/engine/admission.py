@@ -10,8 +10,8 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass
 
+from tinyserve.engine.prompt_rows import reader_of
 from tinyserve.engine.request import EngineRequest
-from tinyserve.engine.sampling import SampledToken
 from tinyserve.engine.sequence import Job
 from tinyserve.errors import ContextLengthError, RequestError
 from tinyserve.kv.manager import KVManager
@@ -37,12 +37,13 @@ def settle(request: EngineRequest, limits: Limits, kv: KVManager) -> Job:
         raise RequestError("the prompt has no tokens", param="prompt")
     if request.cache_salt is not None and not request.cache_salt:
         raise RequestError("cache_salt must not be empty", param="cache_salt")
+    if request.pooling is not None and (params.max_tokens, params.n) != (0, 1):
+        raise RequestError("an embedding draws no tokens: max_tokens is 0 and n is 1")
     if limits.vocab_size is not None:
         params.check_vocab(limits.vocab_size)
         _check_prompt_ids(prompt_ids, limits.vocab_size)
     eos_ids = frozenset(() if params.ignore_eos else limits.eos_token_ids)
     stop_ids = eos_ids.union(params.stop_token_ids)
-    scores: list[SampledToken | None] | None = [None]
     return Job(
         request=request,
         prompt_ids=prompt_ids,
@@ -52,7 +53,7 @@ def settle(request: EngineRequest, limits: Limits, kv: KVManager) -> Job:
         eos_ids=eos_ids,
         stop_ids=stop_ids,
         min_banned=tuple(sorted(stop_ids)) if params.min_tokens else (),
-        prompt_scores=None if params.prompt_logprobs is None else scores,
+        reader=reader_of(request, prompt_ids),
     )
 
 

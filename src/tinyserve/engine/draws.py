@@ -1,4 +1,4 @@
-"""The rows to draw or score after a step, and what each token does to its sequence.
+"""The rows to draw or read after a step, and what each token does to its sequence.
 
 Owns everything that a draw depends on besides its logits, so that it is the same whatever shares
 the batch and however often the sequence was preempted: the absolute position, seed and choice that
@@ -17,7 +17,7 @@ from tinyserve.engine.work import Work
 
 
 def add_rows(rows: list[SampleRow], work: Work, first_row: int) -> None:
-    """Append the rows of one chunk: prompt tokens to score, then the tokens to draw.
+    """Append the rows of one chunk: those its prompt's reader wants, then the tokens to draw.
 
     `first_row` is where the chunk's logits begin among the step's. A prompt that is complete draws
     the first token of every choice from its one last row.
@@ -26,9 +26,9 @@ def add_rows(rows: list[SampleRow], work: Work, first_row: int) -> None:
     job = seq.job
     end = chunk.start + len(chunk.token_ids)
     to_row = first_row + chunk.num_logits - end  # position + to_row is the row after that position
-    if job.prompt_scores is not None:
-        for position in scored_positions(work):
-            rows.append(_score_row(job, position, position + to_row))
+    if job.reader is not None:
+        for position in read_positions(work):
+            rows.append(job.reader.row(position, position + to_row))
     if end - len(work.drafts) < len(seq.token_ids) or job.max_len == len(job.prompt_ids):
         return
     if not job.has_forked:
@@ -41,27 +41,11 @@ def add_rows(rows: list[SampleRow], work: Work, first_row: int) -> None:
         rows.append(_draw_row(seq, work.drafts[:count], first_row + count))
 
 
-def scored_positions(work: Work) -> range:
-    """The positions of this chunk whose next prompt token still lacks its logprob."""
-    scores = work.seq.job.prompt_scores
-    if scores is None:
-        return range(0)
+def read_positions(work: Work) -> range:
+    """The positions of this chunk whose rows the prompt's reader wants."""
+    wanted = work.seq.job.wanted_positions
     end = work.chunk.start + len(work.chunk.token_ids)
-    return range(len(scores) - 1, min(end, len(work.seq.job.prompt_ids) - 1))
-
-
-def _score_row(job: Job, position: int, row: int) -> SampleRow:
-    return SampleRow(
-        row=row,
-        params=job.params,
-        seed=job.seed,
-        choice=0,
-        position=position + 1,
-        prompt_ids=job.prompt_ids,
-        output_ids=(),
-        target=job.prompt_ids[position + 1],
-        num_logprobs=job.params.prompt_logprobs,
-    )
+    return range(wanted.start, min(end, wanted.stop))
 
 
 def _draw_row(seq: Sequence, drafts: list[int], row: int) -> SampleRow:

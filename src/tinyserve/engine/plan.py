@@ -44,7 +44,9 @@ class Logits(Protocol):
     """The logits of one step, rows in chunk order; valid until the runner's next `run`."""
 
     def sample(self, rows: list[SampleRow]) -> list[SampledToken]:
-        """Draw or score one token for each row; `SampleRow.row` indexes the step's logits rows."""
+        """Draw or score one token for each row, or read its hidden state; `SampleRow.row` indexes
+        the step's logits rows.
+        """
         ...
 
 

@@ -12,9 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tinyserve.engine.sampling import SampledToken, SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
+Pooling = Literal["last", "mean"]
 
 
 class TextOutput(Protocol):
@@ -47,7 +51,8 @@ class EngineRequest:
     order of `add_request`. `cache_salt` separates prefix caches. `client` is whom the fair policy
     balances. `text` makes the text output of one choice and is called once per choice; None: token
     ids only. `bad_words_ids`: token sequences that are never completed, `params.bad_words` in the
-    model's tokens.
+    model's tokens. `pooling`: make an embedding of the prompt and no token (`params.max_tokens` is
+    0): the hidden state of its last token, or the mean over its tokens.
     """
 
     request_id: str
@@ -59,6 +64,7 @@ class EngineRequest:
     client: str = ""
     text: Callable[[], TextOutput] | None = None
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    pooling: Pooling | None = None
 
 
 @dataclass(slots=True)
@@ -70,7 +76,8 @@ class RequestOutput:
     `stop_token_ids`; None for EOS. `logprobs` has one entry per new token when the request asked
     for them. `prompt_logprobs` comes once, with the first output of choice 0: one entry per prompt
     token, the first None. `num_cached_tokens`: prompt tokens whose KV was found in the prefix
-    cache. `error` says why a choice ended with "error". Lengths count tokens.
+    cache. `error` says why a choice ended with "error". `embedding`
+    [hidden]: the pooled state after the last norm, not normalised. Lengths count tokens.
     """
 
     request_id: str
@@ -84,6 +91,7 @@ class RequestOutput:
     stop_reason: int | str | None = None
     prompt_logprobs: list[SampledToken | None] | None = None
     error: Exception | None = None
+    embedding: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +124,5 @@ class EngineStats:
     num_draft_tokens: int
     num_accepted_tokens: int
     num_corrupted: int  # requests failed because their logits were not numbers
+    num_drafts: int = 0  # runs of draft tokens that were verified
+    num_accepted_per_position: tuple[int, ...] = ()  # [i]: runs of which draft i was accepted

@@ -7,7 +7,7 @@ Knows nothing of requests or policies: a plan's ids and ints are all it is told.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ from tinyserve.engine.memory import resident_memory
 from tinyserve.engine.plan import Chunk, StepPlan
 from tinyserve.engine.sampling import SampledToken, SampleRow
 from tinyserve.kernels.formats import F32
-from tinyserve.kernels.ops import I32, Backend, Batch, Compiled, KVLayout
+from tinyserve.kernels.ops import I32, Array, Backend, Batch, Compiled, KVLayout, Ops
 from tinyserve.kernels.select import choose_backend, make_backend
 from tinyserve.kv.pool import KVPool
 from tinyserve.models.checkpoint import Checkpoint, Progress
@@ -42,6 +42,7 @@ class ModelRunner:
         self.known_vocab = decoder.config.vocab_size  # ids from here on are never drawn
         self._body: Compiled
         self._head: Compiled
+        self._states: Compiled | None = None  # compiled when an embedding first asks for it
         self._most_rows = 0
         self._most_logits = 0
         self._blocks: dict[int, tuple[tuple[int, ...], I32]] = {}
@@ -93,13 +94,13 @@ class ModelRunner:
         call.
         """
         self._most_logits = max(self._most_logits, len(rows))
-        return self._head.run(
-            Batch(
-                *(batch.token_ids, batch.positions, batch.slots),
-                *(batch.seq_starts, batch.block_ids, batch.block_starts),
-                logit_rows=rows,
-            )
-        )
+        return self._head.run(_with_rows(batch, rows))
+
+    def states(self, batch: Batch, rows: I32) -> F32:
+        """Hidden states of token rows of the last step, as `head` gives their logits."""
+        if self._states is None:
+            self._states = self._compile_rows(self.decoder.states)
+        return self._states.run(_with_rows(batch, rows))
 
     def note_process(self) -> None:
         """Measure what the process holds besides this model: interpreter, libraries, tokenizer.
@@ -116,12 +117,13 @@ class ModelRunner:
         weights = self.decoder.nbytes
         tables = rope.cos.nbytes + rope.sin.nbytes
         body, head = self._body.nbytes, self._head.nbytes
+        states = self._states.nbytes if self._states is not None else 0
         process = self.process_bytes
         touched = body * self._most_rows // self.max_tokens + head * self._most_logits // HEAD_ROWS
         return {
             "weights": {"reserved": weights, "touched": weights},
             **self.pool.memory_report(),
-            "activations": {"reserved": body + head, "touched": touched},
+            "activations": {"reserved": body + head + states, "touched": touched + states},
             "rotary_tables": {"reserved": tables, "touched": tables},
             "process": {"reserved": process, "touched": process},
         }
@@ -130,10 +132,14 @@ class ModelRunner:
         if self.max_tokens:
             logger.info("steps of %d tokens: compiling the forward pass anew", max_tokens)
         self.max_tokens = max_tokens
-        compile_ = self.backend.compile
-        self._body = compile_(self.decoder.hidden, self.pool, max_rows=max_tokens)
-        self._head = compile_(
-            lambda ops: self.decoder.logits(ops, self._body.output),
+        self._body = self.backend.compile(self.decoder.hidden, self.pool, max_rows=max_tokens)
+        self._head = self._compile_rows(self.decoder.logits)
+        self._states = None
+
+    def _compile_rows(self, function: Callable[[Ops, Array], Array]) -> Compiled:
+        """A function of the body's output, on at most HEAD_ROWS of its rows."""
+        return self.backend.compile(
+            lambda ops: function(ops, self._body.output),
             self.pool,
             max_rows=HEAD_ROWS,
             logits=True,
@@ -203,9 +209,13 @@ class StepLogits:
         )
 
     def sample(self, rows: list[SampleRow]) -> list[SampledToken]:
-        """Draw or score one token a row. Several rows may read the same logits row."""
+        """Draw or read each row. Several rows may read the same logits row."""
         sampled: list[SampledToken | None] = [None] * len(rows)
-        order = sorted(range(len(rows)), key=lambda i: rows[i].row)
+        states = [i for i in range(len(rows)) if rows[i].wants_state]
+        for i, token in zip(states, self._read_states([rows[i].row for i in states]), strict=True):
+            sampled[i] = token
+        order = [i for i in range(len(rows)) if not rows[i].wants_state]
+        order.sort(key=lambda i: rows[i].row)
         begin = 0
         while begin < len(order):
             first = rows[order[begin]].row
@@ -220,6 +230,16 @@ class StepLogits:
             begin = end
         return [token for token in sampled if token is not None]
 
+    def _read_states(self, rows: list[int]) -> list[SampledToken]:
+        """The hidden states of these logits rows, as copies."""
+        read = []
+        for begin in range(0, len(rows), HEAD_ROWS):
+            assert self._batch is not None
+            token_rows = self._batch.logit_rows[rows[begin : begin + HEAD_ROWS]]
+            states = self._runner.states(self._batch, token_rows).copy()
+            read += [SampledToken(-1, is_nan=not _is_finite(s), state=s) for s in states]
+        return read
+
     def _draw(self, rows: list[SampleRow], first: int, stop: int) -> list[SampledToken]:
         assert self._batch is not None
         runner = self._runner
@@ -228,3 +248,16 @@ class StepLogits:
             logits[:, runner.known_vocab :] = -np.inf
         draws = [draw_of(row, row.row - first) for row in rows]
         return [sampled_of(drawn) for drawn in runner.backend.sample(logits, draws)]
+
+
+def _with_rows(batch: Batch, rows: I32) -> Batch:
+    """The same batch asking for the logits of other token rows."""
+    return Batch(
+        *(batch.token_ids, batch.positions, batch.slots),
+        *(batch.seq_starts, batch.block_ids, batch.block_starts),
+        logit_rows=rows,
+    )
+
+
+def _is_finite(x: F32) -> bool:
+    return bool(np.isfinite(x).all())

@@ -88,7 +88,7 @@ class SampleRow:
     it (drafts included). `banned_ids` are masked for this draw (EOS under min_tokens, the last
     token of a bad word); `mask` is a packed allow-list, bit i of word i // 32 (llguidance's
     layout). `target` set means: score this token instead of drawing. `num_logprobs` None: report no
-    logprobs.
+    logprobs. `wants_state`: draw nothing, read the row's hidden state after the last norm.
     """
 
     row: int
@@ -102,15 +102,16 @@ class SampleRow:
     mask: NDArray[np.uint32] | None = None
     target: int | None = None
     num_logprobs: int | None = None
+    wants_state: bool = False
 
 
 @dataclass(slots=True)
 class SampledToken:
-    """One drawn or scored token. `logprob` and `top` (id, logprob; most likely first) come from the
-    raw log-softmax.
+    """What came of one row: a drawn or scored token, or a state. `logprob` and `top` (id, logprob;
+    most likely first) come from the raw log-softmax.
 
-    `is_nan`: the logits held no finite maximum; `token_id` is then meaningless and the request must
-    fail.
+    `is_nan`: the logits held no finite maximum, or the state is not finite; the rest is then
+    meaningless and the request must fail. `state` [hidden] is the reader's to keep.
     """
 
     token_id: int
@@ -118,6 +119,7 @@ class SampledToken:
     rank: int | None = None  # 1 = most likely
     top: list[tuple[int, float]] = field(default_factory=list)
     is_nan: bool = False
+    state: NDArray[np.float32] | None = None
 
 
 def _normalise(p: SamplingParams) -> None:

@@ -226,11 +226,11 @@ class Scheduler:
         """Seat a waiting or preempted sequence with its blocks; False, and no change, if short."""
         if not self._has_seat():
             return False
-        wants_scores = seq.job.wants_prompt_scores
+        may_read_cache = seq.job.may_read_cache
         num_computed = self._kv.open(
             seq.table,
             seq.token_ids,
-            read_cache=not wants_scores,
+            read_cache=may_read_cache,
             keep_free=self._watermark if self._running else 0,
         )
         if num_computed is None:
@@ -241,9 +241,9 @@ class Scheduler:
         if seq.was_admitted:
             _delete(self._preempted, seq)
         else:
-            self._policy.admitted(seq)
             seq.num_charged = num_computed  # hits are free
-            if self._kv.is_caching and not wants_scores:
+            self._policy.admitted(seq)
+            if self._kv.is_caching and may_read_cache:
                 self.counters.prefix_query_tokens += seq.num_known
                 self.counters.prefix_hit_tokens += num_computed
             if not seq.output_ids:
@@ -272,10 +272,10 @@ class Scheduler:
 
     def _plan(self, seq: Sequence, end: int, drafts: list[int]) -> None:
         """Plan the sequence's tokens up to `end`, and `drafts` after them; its blocks are there."""
-        start, scores = seq.num_computed, seq.job.prompt_scores
+        start, wanted = seq.num_computed, seq.job.wanted_positions
         token_ids = (*seq.token_ids[start:end], *drafts)
-        if scores is not None and seq.job.wants_prompt_scores:
-            num_logits = max(0, end - len(scores) + 1)  # row p scores prompt token p + 1
+        if wanted:
+            num_logits = max(0, end - wanted.start)
         else:
             num_logits = 1 + len(drafts) if end == len(seq.token_ids) else 0
         block_ids = seq.table.ids(self._kv.blocks_for(start + len(token_ids)))

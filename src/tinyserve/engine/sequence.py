@@ -14,8 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from tinyserve.engine.prompt_rows import PromptReader
 from tinyserve.engine.request import EngineRequest, FinishReason, TextOutput
-from tinyserve.engine.sampling import SampledToken, SamplingParams
+from tinyserve.engine.sampling import SamplingParams
 from tinyserve.kv.block_table import BlockTable, Namespace
 
 
@@ -34,8 +35,8 @@ class Job:
 
     `seed` was drawn if the request had none. `max_len`: known tokens at which a choice ends, from
     max_tokens and the context. `stop_ids` end a choice; `eos_ids` among them without a stop reason.
-    `min_banned` are masked while a choice is shorter than min_tokens. `prompt_scores` grows as
-    prompt logprobs come; None when they were not asked for.
+    `min_banned` are masked while a choice is shorter than min_tokens. `reader` is
+    given the rows of the prompt that somebody wants to see; None when nobody does.
     """
 
     request: EngineRequest
@@ -46,7 +47,7 @@ class Job:
     eos_ids: frozenset[int]
     stop_ids: frozenset[int]
     min_banned: tuple[int, ...]
-    prompt_scores: list[SampledToken | None] | None
+    reader: PromptReader | None
     sequences: list[Sequence] = field(default_factory=list)
     num_cached_tokens: int = 0
     has_forked: bool = False  # choices 1 .. n-1 have left choice 0
@@ -60,11 +61,15 @@ class Job:
         return self.request.params
 
     @property
-    def wants_prompt_scores(self) -> bool:
-        """True while prompt tokens lack their logprob; their rows must then be computed, not
-        cached.
-        """
-        return self.prompt_scores is not None and len(self.prompt_scores) < len(self.prompt_ids)
+    def wanted_positions(self) -> range:
+        """The prompt positions whose rows are still to be read."""
+        return self.reader.positions if self.reader is not None else range(0)
+
+    @property
+    def may_read_cache(self) -> bool:
+        """False while a row before the prompt's last is wanted: it must be computed, not found."""
+        wanted = self.wanted_positions
+        return not wanted or wanted.start >= len(self.prompt_ids) - 1
 
 
 class Sequence:

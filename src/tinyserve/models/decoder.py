@@ -31,7 +31,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A model's prepared weights, and the two halves of its forward pass."""
+    """A model's prepared weights, and the parts of its forward pass."""
 
     config: ModelConfig
     embedding: Linear
@@ -54,11 +54,13 @@ class Decoder:
             x = ops.linear(m, layer.down, residual=x)
         return x
 
+    def states(self, ops: Ops, x: Array) -> Array:
+        """The batch's logit rows of x, after the last norm: [R, hidden]."""
+        return ops.rms_norm(ops.gather_rows(x), self.norm, self.config.rms_norm_eps)
+
     def logits(self, ops: Ops, x: Array) -> Array:
         """The logits of the batch's logit rows of x: [R, vocab]."""
-        h = ops.gather_rows(x)
-        h = ops.rms_norm(h, self.norm, self.config.rms_norm_eps)
-        return ops.linear(h, self.head)
+        return ops.linear(self.states(ops, x), self.head)
 
     @property
     def nbytes(self) -> int:

@@ -1,0 +1,154 @@
+"""What is read from the rows of a prompt while it is computed: logprobs of its tokens, or the
+pooled hidden state of an embedding.
+
+A reader owns what it has read so far and which positions it still wants; whatever the chunks, it is
+given its rows one after another in the order of positions, each once. So nothing here depends on
+how a prompt was cut, on the batch, or on preemption. Knows no scheduler and no runner.
+
+    position      0    1    2   ...   n-1
+    scores             the logprob of token p + 1 comes from row p: rows 0 .. n-2
+    mean          x    x    x    x    x
+    last                              x
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tinyserve.engine.request import EngineRequest, RequestOutput
+from tinyserve.engine.sampling import SampledToken, SampleRow, SamplingParams
+
+
+class PromptReader(Protocol):
+    """Reads rows of one prompt."""
+
+    @property
+    def positions(self) -> range:
+        """The positions whose rows are still wanted, in order. The prefix cache must not skip them
+        (it never skips the last of a prompt).
+        """
+        ...
+
+    def row(self, position: int, row: int) -> SampleRow:
+        """What to read at `position`, whose logits row of the step is `row`."""
+        ...
+
+    def take(self, read: Sequence[SampledToken]) -> None:
+        """The next rows that were asked for, in order."""
+        ...
+
+    def deliver(self, output: RequestOutput) -> None:
+        """All is read: put it into the first output of choice 0."""
+        ...
+
+
+class PromptScores:
+    """The logprob of each prompt token given those before it; the first has none."""
+
+    def __init__(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        self._prompt_ids = prompt_ids
+        self._params = params
+        self._scores: list[SampledToken | None] = [None]
+
+    @property
+    def positions(self) -> range:
+        return range(len(self._scores) - 1, len(self._prompt_ids) - 1)
+
+    def row(self, position: int, row: int) -> SampleRow:
+        read = _row(self._prompt_ids, self._params, position, row)
+        read.target = self._prompt_ids[position + 1]
+        read.num_logprobs = self._params.prompt_logprobs
+        return read
+
+    def take(self, read: Sequence[SampledToken]) -> None:
+        self._scores += read
+
+    def deliver(self, output: RequestOutput) -> None:
+        output.prompt_logprobs = self._scores
+
+
+class LastState:
+    """The hidden state of the last prompt token."""
+
+    def __init__(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        self._prompt_ids = prompt_ids
+        self._params = params
+        self._state: NDArray[np.float32] | None = None
+
+    @property
+    def positions(self) -> range:
+        num_prompt = len(self._prompt_ids)
+        return range(num_prompt - (self._state is None), num_prompt)
+
+    def row(self, position: int, row: int) -> SampleRow:
+        return _state_row(self._prompt_ids, self._params, position, row)
+
+    def take(self, read: Sequence[SampledToken]) -> None:
+        for token in read:
+            self._state = token.state
+
+    def deliver(self, output: RequestOutput) -> None:
+        output.embedding = self._state
+        output.finish_reason = "stop"
+
+
+class MeanState:
+    """The mean of the hidden states of all prompt tokens, summed in f64, one row after another."""
+
+    def __init__(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+        self._prompt_ids = prompt_ids
+        self._params = params
+        self._sum: NDArray[np.float64] | None = None
+        self._count = 0
+
+    @property
+    def positions(self) -> range:
+        return range(self._count, len(self._prompt_ids))
+
+    def row(self, position: int, row: int) -> SampleRow:
+        return _state_row(self._prompt_ids, self._params, position, row)
+
+    def take(self, read: Sequence[SampledToken]) -> None:
+        for token in read:
+            assert token.state is not None
+            if self._sum is None:
+                self._sum = np.zeros(len(token.state), np.float64)
+            self._sum += token.state
+            self._count += 1
+
+    def deliver(self, output: RequestOutput) -> None:
+        assert self._sum is not None
+        output.embedding = (self._sum / self._count).astype(np.float32)
+        output.finish_reason = "stop"
+
+
+def reader_of(request: EngineRequest, prompt_ids: Sequence[int]) -> PromptReader | None:
+    """The reader that a request asks for, if any."""
+    params = request.params
+    if request.pooling == "mean":
+        return MeanState(prompt_ids, params)
+    if request.pooling == "last":
+        return LastState(prompt_ids, params)
+    return PromptScores(prompt_ids, params) if params.prompt_logprobs is not None else None
+
+
+def _state_row(ids: Sequence[int], params: SamplingParams, position: int, row: int) -> SampleRow:
+    read = _row(ids, params, position, row)
+    read.wants_state = True
+    return read
+
+
+def _row(ids: Sequence[int], params: SamplingParams, position: int, row: int) -> SampleRow:
+    return SampleRow(
+        row=row,
+        params=params,
+        seed=0,  # nothing is drawn
+        choice=0,
+        position=position + 1,
+        prompt_ids=ids,
+        output_ids=(),
+    )
