@@ -13,13 +13,14 @@ next step.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import sys
 import threading
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
 
-from tinyserve.engine.request import EngineRequest, EngineStats, RequestOutput
+from tinyserve.engine.request import EngineRequest, EngineStats, FinishReason, RequestOutput
 from tinyserve.errors import EngineDeadError, RequestError, TinyServeError
 from tinyserve.server.admission import Admission, Occupancy
 from tinyserve.server.fair_queue import Entry, FairRequestQueue
@@ -31,6 +32,9 @@ logger = logging.getLogger("tinyserve.server")
 # How long a Python thread may hold the interpreter against one that waits for it; the default of
 # 5 ms would delay every step in which the loop is busy.
 SWITCH_INTERVAL_S = 0.0005
+
+T = TypeVar("T")
+OnDropped = Callable[[Sequence[EngineRequest], FinishReason], None]
 
 
 class Core(Protocol):
@@ -50,14 +54,22 @@ class EngineBridge:
     """
 
     def __init__(
-        self, core: Core, *, admission: Admission, queue: FairRequestQueue[EngineRequest]
+        self,
+        core: Core,
+        *,
+        admission: Admission,
+        queue: FairRequestQueue[EngineRequest],
+        on_dropped: OnDropped = lambda requests, reason: None,
     ) -> None:
+        """`on_dropped` is told, on the loop, of requests that ended before the engine saw them."""
         self._core = core
         self._admission = admission
+        self._on_dropped = on_dropped
         # Shared, guarded by _wake:
         self._wake = threading.Condition()
         self._queue = queue
         self._releases: list[str] = []
+        self._questions: list[tuple[Callable[[], Any], asyncio.Future[Any]]] = []
         self._is_stopping = False
         self._death: BaseException | None = None
         # The loop's own:
@@ -83,9 +95,7 @@ class EngineBridge:
         self, group: str, requests: Sequence[EngineRequest], mailbox: Mailbox, *, client: str
     ) -> None:
         """Queue all parts of one HTTP request, or raise QueueFullError or EngineDeadError."""
-        entries = [
-            Entry(r, group, client, r.priority, len(r.prompt_token_ids)) for r in requests
-        ]
+        entries = [Entry(r, group, client, r.priority, len(r.prompt_token_ids)) for r in requests]
         with self._wake:
             self._raise_if_gone()
             self._queue.put(entries, retry_after=self._retry_after)
@@ -101,9 +111,27 @@ class EngineBridge:
         if not unfinished:
             return
         with self._wake:
-            self._queue.remove_group(group)
+            dropped = self._queue.remove_group(group)
             self._releases += unfinished
             self._wake.notify()
+        self._on_dropped(dropped, "abort")
+
+    def ask(self, question: Callable[[], T]) -> asyncio.Future[T]:
+        """What `question` returns on the engine thread between two steps; at once when it is idle.
+
+        Cancelled if the engine ends before. Raises EngineDeadError if it has.
+        """
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        with self._wake:
+            self._raise_if_gone()
+            self._questions.append((question, future))
+            self._wake.notify()
+        return future
+
+    def waiting(self, limit: int) -> list[EngineRequest]:
+        """The first `limit` requests that wait outside the engine, first come first."""
+        with self._wake:
+            return self._queue.items(limit)
 
     def fail_all(self, error: TinyServeError) -> None:
         """End every open request with `error`."""
@@ -170,23 +198,41 @@ class EngineBridge:
         except BaseException as error:
             logger.exception("the engine has stopped")
             self._die(error)
+        with self._wake:
+            unanswered = self._questions
+        for _, future in unanswered:
+            self._call_loop(_cancel, future)
 
     def _wait_for_work(self) -> bool:
         """Sleep until the engine has something to do; False when it is to end."""
         while True:
             with self._wake:
-                if not self._is_stopping and not self._releases and not self._can_work():
+                if not self._is_stopping and not self._is_called() and not self._can_work():
                     self._wake.wait()
                 if self._is_stopping:
                     return False
                 releases, self._releases = self._releases, []
+                questions, self._questions = self._questions, []
             self._abort(releases)
             self._admit()
+            for question, future in questions:
+                self._answer(question, future)
             if self._core.has_work():
                 return True
 
+    def _is_called(self) -> bool:
+        return bool(self._releases or self._questions)
+
     def _can_work(self) -> bool:
         return len(self._queue) > 0 or self._core.has_work()
+
+    def _answer(self, question: Callable[[], Any], future: asyncio.Future[Any]) -> None:
+        try:
+            answer = question()
+        except Exception as error:  # the question's fault, not the engine's
+            self._call_loop(_fail, (future, error))
+        else:
+            self._call_loop(_resolve, (future, answer))
 
     def _abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
@@ -208,6 +254,7 @@ class EngineBridge:
                 return
             self._pace.note()
             self._add(request)
+            self._stats = self._core.stats()
 
     def _add(self, request: EngineRequest) -> None:
         try:
@@ -232,7 +279,9 @@ class EngineBridge:
     def _die(self, error: BaseException) -> None:
         with self._wake:
             self._death = error
-            self._queue.clear()
+            dropped = self._queue.clear()
+        self._stats = _of_the_dead(self._stats)
+        self._call_loop(lambda requests: self._on_dropped(requests, "error"), dropped)
         self._call_loop(self.fail_all, EngineDeadError(f"the engine has stopped: {error}"))
 
     def _call_loop(self, function: object, argument: object) -> None:
@@ -241,6 +290,34 @@ class EngineBridge:
             self._loop.call_soon_threadsafe(function, argument)  # type: ignore[arg-type]
         except RuntimeError:  # the loop is closed: nobody listens any more
             logger.debug("results after the event loop was closed")
+
+
+def _resolve(pair: tuple[asyncio.Future[Any], Any]) -> None:
+    future, answer = pair
+    if not future.done():  # whoever asked may have lost patience
+        future.set_result(answer)
+
+
+def _fail(pair: tuple[asyncio.Future[Any], Exception]) -> None:
+    future, error = pair
+    if not future.done():
+        future.set_exception(error)
+
+
+def _cancel(future: asyncio.Future[Any]) -> None:
+    future.cancel()
+
+
+def _of_the_dead(stats: EngineStats) -> EngineStats:
+    """Gauges of an engine that computes nothing any more: no request is in it."""
+    return dataclasses.replace(
+        stats,
+        num_waiting=0,
+        num_running=0,
+        num_swapped=0,
+        num_free_blocks=stats.num_total_blocks - stats.num_cached_blocks,
+        num_free_swap_blocks=stats.num_total_swap_blocks,
+    )
 
 
 def _failure(request: EngineRequest, index: int, error: RequestError) -> RequestOutput:

@@ -9,6 +9,7 @@ with its lock.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Container
 from dataclasses import dataclass
@@ -85,6 +86,11 @@ class FairRequestQueue(Generic[T]):
             self._next_serial += 1
             self._size += 1
             self._num_tokens += entry.num_tokens
+
+    def items(self, limit: int) -> list[T]:
+        """The first `limit` waiting items, first come first by HTTP request."""
+        entries = (entry for group in self._groups.values() for entry in group.values())
+        return [entry.item for entry in itertools.islice(entries, limit)]
 
     def peek_priority(self) -> int | None:
         """The priority level that `pop` would serve; None when empty."""
