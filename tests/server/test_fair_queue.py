@@ -65,6 +65,54 @@ def test_removing_a_group() -> None:
     assert drain(queue) == ["b1", "a2"]
 
 
+def test_full_in_prompt_tokens() -> None:
+    queue: FairRequestQueue[str] = FairRequestQueue(100, max_tokens=50)
+    queue.put([Entry("a0", "g0", "a", num_tokens=20), Entry("a1", "g0", "a", num_tokens=20)])
+    with pytest.raises(QueueFullError, match=r"40 prompt tokens are waiting.* more than 50"):
+        queue.put([Entry("b0", "g1", "b", num_tokens=11)])
+    queue.put([Entry("b0", "g1", "b", num_tokens=10)])
+    assert queue.num_tokens == 50
+    queue.remove_group("g0")
+    assert queue.num_tokens == 10
+    assert queue.pop() == "b0"
+    assert queue.num_tokens == 0
+
+
+def test_an_empty_queue_takes_what_is_larger_than_its_bound() -> None:
+    queue: FairRequestQueue[str] = FairRequestQueue(100, max_tokens=50)
+    queue.put([Entry("a", "g0", "a", num_tokens=1000)])
+    with pytest.raises(QueueFullError):
+        queue.put([Entry("b", "g1", "b", num_tokens=1)])
+    assert drain(queue) == ["a"]
+
+
+def test_blocked_clients_are_passed_over_and_keep_their_turn() -> None:
+    queue = queue_of(("a", 0), ("a", 0), ("b", 0), ("c", 0), ("d", 1))
+    assert queue.pop({"a"}) == "b2"
+    assert queue.pop({"a", "c"}) is None  # d waits on a less urgent level
+    assert drain(queue) == ["a0", "c3", "a1", "d4"]
+
+
+def test_removal_from_the_middle_of_a_long_line_does_not_walk_it() -> None:
+    class Counted:
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Counted.compared += 1
+            return self is other
+
+        __hash__ = None  # type: ignore[assignment]
+
+    queue: FairRequestQueue[Counted] = FairRequestQueue(100_000)
+    for i in range(20_000):
+        queue.put([Entry(Counted(), f"g{i}", "a", num_tokens=1)])
+    for i in range(19_000, 0, -1):
+        assert len(queue.remove_group(f"g{i}")) == 1
+    assert Counted.compared == 0
+    assert (len(queue), queue.num_tokens) == (1000, 1000)
+    assert len(drain(queue)) == 1000
+
+
 OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.sampled_from("abc"), st.integers(0, 2), st.integers(1, 3)),
@@ -112,6 +160,7 @@ def test_random_operations_keep_count_and_order(operations: list[Any]) -> None:
             assert len(queue.clear()) == len(waiting)
             waiting = []
         assert len(queue) == len(waiting)
+        assert queue.peek_priority() == min((p for _, p, *_ in waiting), default=None)
         assert queue.num_requests == len({w[3] for w in waiting})
 
 

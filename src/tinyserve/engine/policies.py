@@ -209,6 +209,7 @@ class FairPolicy(ContinuousPolicy):
 
     def admitted(self, seq: Sequence) -> None:
         self.remove(seq)
+        self.charge(seq, len(seq.job.prompt_ids))  # now, so that a step seats others as well
 
     def charge(self, seq: Sequence, end: int) -> None:
         start, num_prompt = seq.num_charged, len(seq.job.prompt_ids)

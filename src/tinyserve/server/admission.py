@@ -3,7 +3,7 @@
 
 The engine gets about as many choices as it computes in a step, so that the rest waits in the
 queue's fair order. More than that only where its policy needs them to choose from: an urgent
-request, which may displace another, and under the fair policy one waiting request of each client.
+request, which may displace another, and under the fair policy some waiting requests of each client.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Occupancy:
         self.num_choices = 0
 
     @property
-    def waiting_clients(self) -> Mapping[str, int]:
-        """Clients with a request in the engine that has not begun to answer."""
+    def waiting(self) -> Mapping[str, int]:
+        """How many requests of each client have not begun to answer; only those with any."""
         return self._waiting
 
     @property
@@ -68,9 +68,16 @@ class Occupancy:
             del self._requests[request_id]
 
 
+MANY_CLIENTS = 8
+
+
 @dataclass(frozen=True)
 class Admission:
-    """Who may enter. `seats`: choices computed in a step. `is_fair`: the policy balances clients"""
+    """Who may enter. `seats`: choices computed in a step. `is_fair`: the policy balances clients.
+
+    The fair policy forgets how little a client was served once nothing of it waits inside. So each
+    may keep one more there than a step can start, until `MANY_CLIENTS` do.
+    """
 
     seats: int
     is_fair: bool = False
@@ -84,4 +91,6 @@ class Admission:
             return ()
         if priority < inside.least_urgent and inside.num_choices < 2 * self.seats:
             return ()
-        return inside.waiting_clients if self.is_fair else None
+        if not self.is_fair or inside.num_choices >= MANY_CLIENTS * (self.seats + 1) + self.seats:
+            return None
+        return {client for client, count in inside.waiting.items() if count > self.seats}
