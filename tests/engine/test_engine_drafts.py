@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from helpers.fake_engine import VOCAB, FakeEngine, generate_alone
+
+from tinyserve.spec.proposer import Draft, Known
 
 PROMPT = [1, 2, 3, 4, 5]
 
@@ -18,9 +20,13 @@ class Drafts:
     def __init__(self, propose: Callable[[list[int]], list[int]], max_drafts: int = 4) -> None:
         self.max_drafts = max_drafts
         self.propose_all = propose
+        self.forgotten: list[int] = []
 
-    def propose(self, token_ids: list[int], max_drafts: int) -> list[int]:
-        return self.propose_all(token_ids)[:max_drafts]
+    def propose(self, wanted: Sequence[tuple[Known, int]]) -> list[Draft]:
+        return [Draft(self.propose_all(list(seq.token_ids))[:most]) for seq, most in wanted]
+
+    def forget(self, seq: Known) -> None:
+        self.forgotten.append(seq.seq_id)
 
 
 def oracle(**options: Any) -> Drafts:

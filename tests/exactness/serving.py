@@ -18,6 +18,8 @@ from tinyserve.engine.runner import ModelRunner, StepLogits
 from tinyserve.engine.sampling import SampledToken, SampleRow
 from tinyserve.engine.sequence import Sequence as EngineSequence
 from tinyserve.kv.manager import KVManager
+from tinyserve.spec.drafter import Drafter
+from tinyserve.spec.proposer import Draft, Known
 
 Results = dict[str, Output]
 
@@ -40,7 +42,8 @@ def make_core(
         enable_prefix_caching=enable_prefix_caching,
     )
     config = SchedulerConfig(max_model_len=MAX_LEN, **scheduler)
-    return EngineCore(runner, kv, config, vocab_size=VOCAB, proposer=proposer)
+    drafter = Drafter(proposer) if proposer is not None else None
+    return EngineCore(runner, kv, config, vocab_size=VOCAB, drafter=drafter)
 
 
 def serve(
@@ -149,8 +152,14 @@ class HalfOracle:
         self.futures = [list(tokens) for tokens in futures]
         self.rand, self.vocab, self.max_drafts = rand, vocab, max_drafts
 
-    def propose(self, token_ids: list[int], max_drafts: int) -> list[int]:
-        count = self.rand.randint(0, max_drafts)
+    def propose(self, wanted: Sequence[tuple[Known, int]]) -> list[Draft]:
+        return [Draft(self._next(seq.token_ids, most)) for seq, most in wanted]
+
+    def forget(self, seq: Known) -> None:
+        pass
+
+    def _next(self, token_ids: list[int], most: int) -> list[int]:
+        count = min(self.rand.randint(0, self.max_drafts), most)
         length = len(token_ids)
         after = [f[length:] for f in self.futures if f[:length] == token_ids]
         drafts = (after[0] if after else [])[:count]

@@ -23,6 +23,7 @@ from tinyserve.engine.request import EngineRequest, Pooling, RequestOutput, Text
 from tinyserve.engine.sampling import SampledToken, SampleRow, SamplingParams
 from tinyserve.engine.sequence import Sequence as EngineSequence
 from tinyserve.kv.manager import KVManager
+from tinyserve.spec.drafter import Drafter
 
 VOCAB = 101
 HIDDEN = 4
@@ -197,6 +198,7 @@ class FakeEngine:
         caching: bool = True,
         eos_token_ids: tuple[int, ...] = (),
         proposer: Any = None,
+        controller: Any = None,
         check: bool = True,
         **scheduler: Any,
     ) -> None:
@@ -215,7 +217,7 @@ class FakeEngine:
             self.config,
             eos_token_ids=eos_token_ids,
             vocab_size=VOCAB,
-            proposer=proposer,
+            drafter=Drafter(proposer, controller) if proposer is not None else None,
         )
         self.results: dict[str, list[Choice]] = {}
         self.num_added = 0

@@ -20,9 +20,10 @@ from tinyserve.engine.sampling import SampledToken, SampleRow
 from tinyserve.engine.scheduler import Scheduler
 from tinyserve.engine.sequence import Job, Sequence, Status
 from tinyserve.engine.snapshot import EngineSnapshot, take_snapshot
-from tinyserve.engine.work import Lap, Proposer, Work
+from tinyserve.engine.work import Lap, Work
 from tinyserve.errors import RequestError, TinyServeError
 from tinyserve.kv.manager import KVManager
+from tinyserve.spec.drafter import Drafter, Outcome
 
 
 class EngineCore:
@@ -40,12 +41,15 @@ class EngineCore:
         *,
         eos_token_ids: tuple[int, ...] = (),
         vocab_size: int | None = None,
-        proposer: Proposer | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.runner = runner
         self._kv = kv
         self._limits = Limits(config.max_model_len, tuple(eos_token_ids), vocab_size)
-        self._scheduler = Scheduler(config, kv, proposer=proposer)
+        self._scheduler = Scheduler(config, kv, drafter=drafter)
+        self._drafter = drafter
+        self._outcomes: list[Outcome] = []  # of this step's decodes, while somebody drafts
+        self._num_accepted_per_position = [0] * (drafter.max_drafts if drafter is not None else 0)
         self._jobs: dict[str, Job] = {}
         self._ready: list[RequestOutput] = []  # outputs that no step has to compute
         self.lap: Lap | None = None  # what the latest call of `step` computed
@@ -104,6 +108,9 @@ class EngineCore:
             begin = end
         self._num_steps += 1
         self.lap = Lap(step, began, planned, ran, drawn, monotonic())
+        if self._drafter is not None:
+            self._drafter.learn(step.plan.num_tokens, self.lap.end - began, self._outcomes)
+            self._outcomes.clear()
         return outputs
 
     def stats(self) -> EngineStats:
@@ -132,6 +139,8 @@ class EngineCore:
             num_draft_tokens=counts.draft_tokens,
             num_accepted_tokens=self._num_accepted_tokens,
             num_corrupted=self._num_corrupted,
+            num_drafts=counts.drafts,
+            num_accepted_per_position=tuple(self._num_accepted_per_position),
         )
 
     def snapshot(self) -> EngineSnapshot:
@@ -218,7 +227,12 @@ class EngineCore:
         if seq.job.params.logprobs is not None:
             output.logprobs = logprobs
         self._num_generation_tokens += len(logprobs)
-        self._num_accepted_tokens += len(logprobs) - 1
+        num_accepted = len(logprobs) - 1
+        if self._drafter is not None:
+            self._outcomes.append(Outcome(seq.seq_id, len(drafts), num_accepted))
+            for index in range(num_accepted):
+                self._num_accepted_per_position[index] += 1
+        self._num_accepted_tokens += num_accepted
         return output
 
     def _computed(self, seq: Sequence, num_computed: int) -> None:

@@ -47,12 +47,14 @@ class TextOutput(Protocol):
 class EngineRequest:
     """One request of `params.n` choices over one prompt.
 
-    `priority`: lower runs first. `arrival`: any clock that all requests share; ties run in the
-    order of `add_request`. `cache_salt` separates prefix caches. `client` is whom the fair policy
+    `priority`: lower runs first. `arrival`: `time.monotonic` when the request came, before it was
+    tokenized; earlier runs first, and ties in the order of `add_request`. `queued`: when it began
+    to wait. `cache_salt` separates prefix caches. `client` is whom the fair policy
     balances. `text` makes the text output of one choice and is called once per choice; None: token
     ids only. `bad_words_ids`: token sequences that are never completed, `params.bad_words` in the
     model's tokens. `pooling`: make an embedding of the prompt and no token (`params.max_tokens` is
-    0): the hidden state of its last token, or the mean over its tokens.
+    0): the hidden state of its last token, or the mean over its tokens. `speculative` False: no
+    drafts for this request, whatever the engine is set to.
     """
 
     request_id: str
@@ -60,11 +62,13 @@ class EngineRequest:
     params: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0
     arrival: float = field(default_factory=time.monotonic)
+    queued: float = field(default_factory=time.monotonic)
     cache_salt: str | None = None
     client: str = ""
     text: Callable[[], TextOutput] | None = None
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     pooling: Pooling | None = None
+    speculative: bool = True
 
 
 @dataclass(slots=True)

@@ -26,10 +26,13 @@ from tinyserve.config import SchedulerConfig
 from tinyserve.engine.plan import Chunk, StepPlan
 from tinyserve.engine.policies import Policy, make_policy
 from tinyserve.engine.sequence import Sequence, Status
-from tinyserve.engine.work import Proposer, Step, Work
+from tinyserve.engine.work import Step, Work
 from tinyserve.kv.manager import KVManager
+from tinyserve.spec.drafter import Drafter
+from tinyserve.spec.proposer import Draft
 
 MIN_SHARE = 16  # tokens; a chunk smaller than this is not worth a prompt's turn
+NO_DRAFT = Draft()
 
 
 @dataclass(slots=True)
@@ -41,6 +44,7 @@ class SchedulerCounters:
     preemptions_recompute: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    drafts: int = 0
     draft_tokens: int = 0
 
 
@@ -53,12 +57,12 @@ class Scheduler:
         kv: KVManager,
         *,
         policy: Policy | None = None,
-        proposer: Proposer | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self._config = config
         self._kv = kv
         self._policy = policy or make_policy(config.policy, config.max_num_seqs)
-        self._proposer = proposer
+        self._drafter = drafter
         self._running: list[Sequence] = []  # oldest first
         self._preempted: list[Sequence] = []  # oldest first: swapped out, or dropped
         self._watermark = max(1, kv.num_blocks // 100)
@@ -108,6 +112,8 @@ class Scheduler:
             self._policy.remove(seq)
         seq.status = Status.FINISHED
         self._kv.free(seq.table)
+        if self._drafter is not None:
+            self._drafter.forget(seq)
 
     def schedule(self) -> Step:
         """Decide one step. Raises RuntimeError where there is work but nothing can be planned."""
@@ -144,28 +150,55 @@ class Scheduler:
         if not self._running:
             return
         reserve = int(self._running[0].num_uncomputed > 1)  # the oldest advances, decode or not
+        drafts = self._propose() if self._drafter is not None else {}
         for seq in tuple(self._running):  # preemption changes the list
             start, end = seq.num_computed, len(seq.token_ids)
             if end - start != 1 or seq.status is not Status.RUNNING:
                 continue
             if self._budget <= reserve:
                 return
-            drafts = self._propose(seq) if self._proposer is not None else []
-            if not self._kv.grow(seq.table, start, end + len(drafts)):
-                drafts = []
+            draft = drafts.get(seq.seq_id, NO_DRAFT)
+            num_drafts = len(draft.token_ids)
+            if not self._kv.grow(seq.table, start, end + num_drafts):
+                draft, num_drafts = NO_DRAFT, 0
                 if not self._make_room(seq):
                     continue
-            self._plan(seq, end, drafts)
-            self._budget -= 1 + len(drafts)
-            self.counters.draft_tokens += len(drafts)
+            self._plan(seq, end, draft)
+            self._budget -= 1 + num_drafts
+            self.counters.drafts += num_drafts > 0
+            self.counters.draft_tokens += num_drafts
 
-    def _propose(self, seq: Sequence) -> list[int]:
-        """Drafts for a sequence that has begun its output, within all limits."""
-        if self._proposer is None or not seq.output_ids:
-            return []
-        spare = self._budget - len(self._running) - 1  # the other decodes and the oldest come first
-        room = min(self._proposer.max_drafts, spare, seq.job.max_len - seq.num_known - 1)
-        return self._proposer.propose(seq.token_ids, room)[:room] if room > 0 else []
+    def _propose(self) -> dict[int, Draft]:
+        """Drafts for this step's decodes, by sequence id, within the budget and every limit.
+
+        Where blocks are short a draft gets what its sequence's last block holds: nobody is
+        preempted for the sake of a guess.
+        """
+        assert self._drafter is not None
+        spare = self._budget - len(self._running) - 1  # the decodes and the oldest come first
+        if spare <= 0:
+            return {}
+        most, kv = self._drafter.max_drafts, self._kv
+        is_tight = kv.num_available < len(self._running) * (1 + kv.blocks_for(most))
+        wanted: list[tuple[Sequence, int]] = []
+        num_decodes = 0
+        for seq in self._running:
+            num_known = len(seq.token_ids)
+            if num_known - seq.num_computed != 1:
+                continue
+            num_decodes += 1
+            if seq.output_ids and seq.job.request.speculative:
+                room = min(most, spare, seq.job.max_len - num_known - 1)
+                if is_tight:
+                    room = min(room, -num_known % kv.block_size)
+                if room > 0:
+                    wanted.append((seq, room))
+        drafts: dict[int, Draft] = {}
+        for (seq, _), draft in zip(wanted, self._drafter.propose(wanted, num_decodes), strict=True):
+            del draft.token_ids[spare:], draft.probs[spare:]
+            spare -= len(draft.token_ids)
+            drafts[seq.seq_id] = draft
+        return drafts
 
     def _make_room(self, seq: Sequence) -> bool:
         """Preempt until `seq` has room for its known tokens; False when it had to go itself."""
@@ -200,7 +233,7 @@ class Scheduler:
                 self._budget -= extra
                 share += extra
             if share:
-                self._plan(seq, seq.num_computed + share, [])
+                self._plan(seq, seq.num_computed + share, NO_DRAFT)
 
     def _share(self, seq: Sequence, *, is_first: bool) -> int:
         """What a prompt takes of the budget at first; unchunked, all it needs or nothing."""
@@ -270,17 +303,17 @@ class Scheduler:
             self.counters.preemptions_recompute += 1
         insort(self._preempted, seq, key=_order)
 
-    def _plan(self, seq: Sequence, end: int, drafts: list[int]) -> None:
-        """Plan the sequence's tokens up to `end`, and `drafts` after them; its blocks are there."""
+    def _plan(self, seq: Sequence, end: int, draft: Draft) -> None:
+        """Plan the sequence's tokens up to `end`, and `draft` after them; its blocks are there."""
         start, wanted = seq.num_computed, seq.job.wanted_positions
-        token_ids = (*seq.token_ids[start:end], *drafts)
+        token_ids = (*seq.token_ids[start:end], *draft.token_ids)
         if wanted:
             num_logits = max(0, end - wanted.start)
         else:
-            num_logits = 1 + len(drafts) if end == len(seq.token_ids) else 0
+            num_logits = 1 + len(draft.token_ids) if end == len(seq.token_ids) else 0
         block_ids = seq.table.ids(self._kv.blocks_for(start + len(token_ids)))
         chunk = Chunk(seq.seq_id, start, token_ids, block_ids, num_logits)
-        self._work.append(Work(seq, chunk, drafts))
+        self._work.append(Work(seq, chunk, draft))
         seq.step = self._step
         self._policy.charge(seq, end)
 

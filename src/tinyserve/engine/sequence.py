@@ -113,6 +113,11 @@ class Sequence:
         return self.job.request.priority
 
     @property
+    def is_private(self) -> bool:
+        """Its tokens must not show in what others get: it has a prefix cache of its own."""
+        return self.job.request.cache_salt is not None
+
+    @property
     def num_known(self) -> int:
         return len(self.token_ids)
 

@@ -1,4 +1,4 @@
-"""What the scheduler hands to the core, and the seam through which drafts come in.
+"""What the scheduler hands to the core.
 
 A step's plan is for the runner; the work says whose chunks they are, so that the draws find their
 sequences. A lap is what remains of a step for those who measure. Records only.
@@ -7,29 +7,23 @@ sequences. A lap is what remains of a step for those who measure. Records only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from tinyserve.engine.plan import Chunk, StepPlan
 from tinyserve.engine.sequence import Sequence
-
-
-class Proposer(Protocol):
-    """Guesses what comes next. Wrong drafts cost time, never correctness."""
-
-    max_drafts: int
-
-    def propose(self, token_ids: list[int], max_drafts: int) -> list[int]:
-        """Up to `max_drafts` tokens that may follow `token_ids` (not to be kept or changed)."""
-        ...
+from tinyserve.spec.proposer import Draft
 
 
 @dataclass(slots=True)
 class Work:
-    """One sequence's chunk, and the drafts that end it."""
+    """One sequence's chunk, and the draft that ends it: nothing, but for a decode."""
 
     seq: Sequence
     chunk: Chunk
-    drafts: list[int]
+    draft: Draft
+
+    @property
+    def drafts(self) -> list[int]:
+        return self.draft.token_ids
 
 
 @dataclass(frozen=True, slots=True)

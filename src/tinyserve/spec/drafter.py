@@ -1,0 +1,87 @@
+"""`Drafter`: what the engine talks to. A proposer, and a controller that bounds its drafts.
+
+Owns the calls around a step: `propose` while it is planned, `learn` when it is done, `forget` when
+a sequence ends. Knows no model and no blocks. Without a controller every sequence gets as many
+drafts as there is room for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from tinyserve.spec.proposer import Draft, Known, Proposer
+
+
+class Outcome(NamedTuple):
+    """What a decode gave: drafts verified and, of those, accepted."""
+
+    seq_id: int
+    num_drafts: int
+    num_accepted: int
+
+
+class Controller(Protocol):
+    """Decides how many drafts each sequence gets, from what earlier ones brought and cost."""
+
+    def choose(self, limits: Sequence[tuple[int, int]], num_rows: int) -> list[int]:
+        """How many drafts for each (sequence id, most) in a step of `num_rows` other rows."""
+        ...
+
+    def learn(self, seconds: float, proposing: float, outcomes: Sequence[Outcome]) -> None:
+        """A step of these decodes alone took `seconds`, `proposing` of them for the drafts."""
+        ...
+
+    def forget(self, seq_id: int) -> None: ...
+
+
+class Drafter:
+    """Drafts for the decodes of a step, and what became of them."""
+
+    def __init__(
+        self,
+        proposer: Proposer[Any],
+        controller: Controller | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.proposer = proposer
+        self.max_drafts = proposer.max_drafts
+        self._controller = controller
+        self._clock = clock
+        self._proposing = 0.0  # seconds, of this step
+
+    def propose(self, wanted: Sequence[tuple[Known, int]], num_rows: int) -> list[Draft]:
+        """A draft for each (sequence, most tokens), in the same order.
+
+        `num_rows`: rows of the step without them.
+        """
+        limits = [limit for _, limit in wanted]
+        if self._controller is not None:
+            ids = [(seq.seq_id, limit) for seq, limit in wanted]
+            limits = self._controller.choose(ids, num_rows)
+        drafts = [Draft() for _ in wanted]
+        asked = [i for i, limit in enumerate(limits) if limit > 0]
+        if not asked:
+            return drafts
+        began = self._clock()
+        proposed = self.proposer.propose([(wanted[i][0], limits[i]) for i in asked])
+        self._proposing = self._clock() - began
+        for i, draft in zip(asked, proposed, strict=True):
+            drafts[i] = draft
+        return drafts
+
+    def learn(self, num_rows: int, seconds: float, outcomes: Sequence[Outcome]) -> None:
+        """A step of `num_rows` rows took `seconds`, proposing included."""
+        proposing, self._proposing = self._proposing, 0.0
+        if self._controller is None:
+            return
+        if num_rows == len(outcomes) + sum(outcome.num_drafts for outcome in outcomes):
+            self._controller.learn(seconds, proposing, outcomes)
+
+    def forget(self, seq: Known) -> None:
+        """The sequence has ended."""
+        self.proposer.forget(seq)
+        if self._controller is not None:
+            self._controller.forget(seq.seq_id)
