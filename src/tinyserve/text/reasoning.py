@@ -1,0 +1,117 @@
+"""Thinking: telling it from the answer, in models that write <think>...</think> before they answer.
+
+Off unless asked for (`--reasoning-parser`). Whether the thinking is open when the model begins is
+read off the prompt, since many templates open it themselves. White space around the thinking
+belongs to the markers and is not shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tinyserve.text.markers import num_held
+
+OPENER, CLOSER = "<think>", "</think>"
+REASONING_PARSERS = ("none", "auto", "qwen3", "deepseek_r1")
+
+
+class ThinkReader:
+    """Splits one message into thinking and answer.
+
+    `is_open`: the message begins inside the thinking. Else thinking is what a message begins with
+    between the two markers; a marker later on is text.
+    """
+
+    __slots__ = ("_end", "_has_thought", "_held", "_length", "_state")
+
+    def __init__(self, *, is_open: bool) -> None:
+        self._state = "opening" if is_open else "start"
+        self._held = ""
+        self._has_thought = False
+        self._length = 0  # characters read
+        self._end: int | None = None
+
+    @property
+    def is_reasoning(self) -> bool:
+        return self._state in ("opening", "thinking")
+
+    @property
+    def end(self) -> int | None:
+        """How many characters the thinking takes, with its markers; None while it goes on."""
+        if self.is_reasoning:
+            return None
+        return self._end or 0
+
+    def push(self, text: str) -> tuple[str, str]:
+        """(thinking, answer) that became certain."""
+        self._length += len(text)
+        if self._state == "answer":
+            return "", text
+        text, self._held = self._held + text, ""
+        if self._state in ("start", "opening"):
+            text = self._begin(text)
+            if self._state == "answer":
+                return "", text
+        thought = ""
+        if self._state == "thinking":
+            thought, text = self._think(text)
+        return thought, self._answer(text)
+
+    def flush(self) -> tuple[str, str]:
+        """What was held back, at the end of the text."""
+        held, self._held = self._held, ""
+        if self._state in ("opening", "thinking"):
+            return held if self._has_thought else held.lstrip(), ""
+        return "", held if self._state == "start" else ""
+
+    def _begin(self, text: str) -> str:
+        """Look for the opening marker; the text after it, or all text where there is none."""
+        stripped = text.lstrip()
+        if len(stripped) < len(OPENER) and OPENER.startswith(stripped):
+            self._held = text
+            return ""
+        if stripped.startswith(OPENER):
+            self._state = "thinking"
+            return stripped[len(OPENER) :]
+        self._state = "answer" if self._state == "start" else "thinking"
+        return text
+
+    def _think(self, text: str) -> tuple[str, str]:
+        """The thinking in `text`, and what comes after it."""
+        if not self._has_thought:
+            text = text.lstrip()
+        at = text.find(CLOSER)
+        if at >= 0:
+            self._state = "space"
+            rest = text[at + len(CLOSER) :]
+            self._end = self._length - len(rest)
+            return text[:at].rstrip(), rest
+        shown = len(text[: len(text) - num_held(text, (CLOSER,))].rstrip())
+        self._held = text[shown:]
+        self._has_thought = self._has_thought or shown > 0
+        return text[:shown], ""
+
+    def _answer(self, text: str) -> str:
+        """The answer in `text`, without the space between it and the thinking."""
+        if self._state == "space":
+            text = text.lstrip()
+            if text:
+                self._state = "answer"
+            return text
+        return ""
+
+
+def is_thinking_open(prompt: str, messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a rendered prompt ends inside thinking that the template or the last turn opened.
+
+    What other people said in `messages` may hold markers too, so only the prompt's end counts: what
+    follows the last message that is not the assistant's.
+    """
+    said = [m.get("content") for m in messages if m.get("role") != "assistant"]
+    last = said[-1].strip() if said and isinstance(said[-1], str) else ""
+    at = prompt.rfind(last) if last else -1
+    if at < 0:
+        return prompt.rstrip().endswith(OPENER)
+    tail = prompt[at + len(last) :]
+    return tail.rfind(OPENER) > tail.rfind(CLOSER)

@@ -1,0 +1,200 @@
+"""How models write tool calls: one `ToolFormat` each, and which of them a chat template uses.
+
+A format says what announces a call, how it is read while it is written, and how its text is put
+together, from which a grammar is made where a call is demanded (`text/tool_grammar.py`).
+
+hermes       <tool_call>{"name": "f", "arguments": {...}}</tool_call>, repeated (Qwen, Hermes)
+llama3_json  {"name": "f", "parameters": {...}}, several separated by ";", <|python_tag|> before it
+mistral      [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]; newer: [TOOL_CALLS]f[ARGS]{...}
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tinyserve.text.tool_json import (
+    SPACE,
+    Calls,
+    NotACall,
+    Reading,
+    after_space,
+    arguments_object,
+    call_object,
+)
+
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+MAX_HEAD = 256  # of Mistral's newer form: a name, an id and two markers
+
+
+def openai_id() -> str:
+    """A new id in OpenAI's form."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+def mistral_id() -> str:
+    """A new id that Mistral's templates accept: nine letters and digits."""
+    letters = string.ascii_letters + string.digits
+    return "".join(secrets.choice(letters) for _ in range(9))
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """One way to write calls.
+
+    `openers` announce a call anywhere in a text, `closers` end one; both may be special tokens of a
+    model, `markers` are all that may be. `is_bare`: a text may also begin with a call, unannounced.
+    `read` reads what follows the announcement and returns what it read beyond the calls.
+    `call` is a call's text around (name as JSON, arguments); calls are set between `first` and
+    `last` with `separator` between them.
+    """
+
+    name: str
+    openers: tuple[str, ...]
+    closers: tuple[str, ...]
+    read: Callable[[Calls], Reading[str]]
+    call: tuple[str, str, str]
+    first: str = ""
+    separator: str = ""
+    last: str = ""
+    is_bare: bool = False
+    is_name_quoted: bool = True
+    more_markers: tuple[str, ...] = ()
+    new_id: Callable[[], str] = openai_id
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """Everything that may be a special token and must be seen to read the format."""
+        return (*self.openers, *self.closers, *self.more_markers)
+
+
+def _read_hermes(calls: Calls) -> Reading[str]:
+    if (yield from after_space()) != "{":
+        raise NotACall
+    calls.open()
+    yield from call_object(calls)
+    while (char := (yield)) in SPACE or char == "}":  # a brace too many is a common slip
+        pass
+    return char
+
+
+def _read_llama(calls: Calls) -> Reading[str]:
+    if (yield from after_space()) != "{":
+        raise NotACall
+    while True:
+        calls.open()
+        yield from call_object(calls)
+        char = yield from after_space()
+        if char == ";":
+            char = yield from after_space()
+            if char != "{":
+                return f";{char}"
+        elif char != "{":
+            return char
+
+
+def _read_mistral(calls: Calls) -> Reading[str]:
+    char = yield from after_space()
+    if char == "[":
+        return (yield from _read_list(calls))
+    if char == "{":
+        calls.open()
+        yield from call_object(calls)
+        return ""
+    head = ""
+    while char != "{":
+        head += char
+        if len(head) > MAX_HEAD:
+            raise NotACall
+        char = yield
+    name = re.split(r"\[(?:ARGS|CALL_ID)\]", head)[0].strip()
+    if not TOOL_NAME.fullmatch(name):
+        raise NotACall
+    calls.open()
+    yield from arguments_object(calls, name)
+    return ""
+
+
+def _read_list(calls: Calls) -> Reading[str]:
+    """Calls separated by commas; the opening bracket has been read."""
+    is_first = True
+    while True:
+        char = yield from after_space()
+        if char != "{":
+            if is_first:
+                raise NotACall
+            return "" if char == "]" else char
+        is_first = False
+        calls.open()
+        yield from call_object(calls)
+        char = yield from after_space()
+        if char != ",":
+            return "" if char == "]" else char
+
+
+HERMES = ToolFormat(
+    name="hermes",
+    openers=("<tool_call>",),
+    closers=("</tool_call>",),
+    read=_read_hermes,
+    call=('<tool_call>\n{"name": ', ', "arguments": ', "}\n</tool_call>"),
+    separator="\n",
+)
+LLAMA3_JSON = ToolFormat(
+    name="llama3_json",
+    openers=("<|python_tag|>",),
+    closers=(),
+    read=_read_llama,
+    call=('{"name": ', ', "parameters": ', "}"),
+    separator="; ",
+    is_bare=True,
+)
+MISTRAL = ToolFormat(
+    name="mistral",
+    openers=("[TOOL_CALLS]",),
+    closers=(),
+    read=_read_mistral,
+    call=('{"name": ', ', "arguments": ', "}"),
+    first="[TOOL_CALLS][",
+    separator=", ",
+    last="]",
+    more_markers=("[ARGS]", "[CALL_ID]"),
+    new_id=mistral_id,
+)
+MISTRAL_ARGS = ToolFormat(
+    name="mistral",
+    openers=("[TOOL_CALLS]",),
+    closers=(),
+    read=_read_mistral,
+    call=("[TOOL_CALLS]", "[ARGS]", ""),
+    is_name_quoted=False,
+    more_markers=("[ARGS]", "[CALL_ID]"),
+    new_id=mistral_id,
+)
+
+PARSERS = ("auto", "hermes", "llama3_json", "mistral", "none")
+
+
+def detect_tool_format(source: str | None, parser: str = "auto") -> ToolFormat | None:
+    """The format named by the setting `parser`, or the one that a template's text shows.
+
+    A template that shows none of them gets Hermes', which is also the one taught to models whose
+    template knows no tools (`text/tool_prompt.py`). None for "none".
+    """
+    source = source or ""
+    if parser == "none":
+        return None
+    if parser == "mistral" or (parser == "auto" and "[TOOL_CALLS]" in source):
+        return MISTRAL_ARGS if "[ARGS]" in source else MISTRAL
+    if parser == "llama3_json" or (parser == "auto" and _is_llama(source)):
+        return LLAMA3_JSON
+    return HERMES
+
+
+def _is_llama(source: str) -> bool:
+    if "<tool_call>" in source:
+        return False
+    return "<|python_tag|>" in source or '"name": function name, "parameters"' in source

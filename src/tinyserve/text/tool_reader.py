@@ -1,0 +1,205 @@
+"""`CallReader`: text in pieces to the parts of a message, in one tool format.
+
+It shows text as soon as it cannot be the beginning of a call, and the arguments of a call as they
+are written. White space beside calls shows only between texts, so that an answer of calls alone has
+no content. Where no call comes of it, the text is shown exactly as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from tinyserve.text.markers import num_held
+from tinyserve.text.messages import Part, TextPart, ToolCallPart
+from tinyserve.text.tool_formats import ToolFormat
+from tinyserve.text.tool_json import ARGUMENT_KEYS, NotACall, Reading
+
+# What an unannounced call may hold; other objects are answers, to be shown without delay.
+BARE_KEYS = ("name", "type", "id", *ARGUMENT_KEYS)
+
+
+class CallReader:
+    """Reads one message. `names` are the functions that there are.
+
+    Calls beyond `max_calls` are left out. A call of a function that is not there is passed on,
+    for the client to answer, but where nothing but its shape marks a call, it is text.
+    """
+
+    def __init__(
+        self,
+        form: ToolFormat,
+        names: Collection[str],
+        *,
+        max_calls: int | None = None,
+        new_id: Callable[[], str] | None = None,
+    ) -> None:
+        self._format = form
+        self._names = frozenset(names)
+        self._max_calls = max_calls
+        self._new_id = new_id or form.new_id
+        self.num_calls = 0
+        self._parts: list[Part] = []
+        # As text: what may become a marker, and white space that is not certain to show.
+        self._held = ""
+        self._space = ""
+        self._has_text = False
+        self._is_start = True
+        # As a call: what reads it, and what to show as text if it turns out to be none.
+        self._reading: Reading[str] | None = None
+        self._raw: list[str] = []
+        self._is_bare = False
+        self._has_begun = False
+        self._is_between = False
+        self._is_muted = False
+
+    def push(self, text: str) -> list[Part]:
+        """The parts that became certain."""
+        rest = self._held + text
+        self._held = ""
+        while rest:
+            rest = self._read_text(rest) if self._reading is None else self._read_call(rest)
+        return self._take()
+
+    def flush(self) -> list[Part]:
+        """What was held back, at the end of the text."""
+        if self._reading is not None:
+            self._reading = None
+            if not self._has_begun and not self._is_between:
+                self._show("".join(self._raw))
+        if self._held:
+            self._show(self._held)
+            self._held = ""
+        if self._space and not self.num_calls:
+            self._parts.append(TextPart(self._space))
+        self._space = ""
+        return self._take()
+
+    # Text
+
+    def _read_text(self, text: str) -> str:
+        """Show what is text; the rest, from where a call may begin."""
+        if self._is_start and self._format.is_bare:
+            stripped = text.lstrip()
+            self._space += text[: len(text) - len(stripped)]
+            if not stripped:
+                return ""
+            text = stripped
+            if text[0] == "{":
+                self._is_start = False
+                self._start("", is_bare=True)
+                return text
+        markers = (*self._format.openers, *self._format.closers)
+        hits = [(at, marker) for marker in markers if (at := text.find(marker)) >= 0]
+        if not hits:
+            shown = len(text) - num_held(text, markers)
+            self._held = text[shown:]
+            self._show(text[:shown])
+            return ""
+        at, marker = min(hits, key=lambda hit: (hit[0], -len(hit[1])))
+        self._show(text[:at])
+        self._is_start = False
+        if marker in self._format.openers:
+            self._start(marker, is_bare=False)
+        elif not self.num_calls:
+            self._show(marker)  # closes nothing
+        return text[at + len(marker) :]
+
+    def _show(self, text: str) -> None:
+        text = self._space + text
+        stripped = text.rstrip()
+        self._space = text[len(stripped) :]
+        if not stripped:
+            return
+        if self.num_calls and not self._has_text:
+            stripped = stripped.lstrip()
+        self._has_text = True
+        self._is_start = False
+        self._parts.append(TextPart(stripped))
+
+    # Calls
+
+    def _start(self, marker: str, *, is_bare: bool) -> None:
+        self._reading = self._format.read(self)
+        next(self._reading)
+        self._raw = [marker]
+        self._is_bare = is_bare
+        self._has_begun = self._is_between = False
+
+    def _read_call(self, text: str) -> str:
+        """Read on in a call; what comes after it."""
+        reading, raw = self._reading, self._raw
+        assert reading is not None
+        for index, char in enumerate(text):
+            raw.append(char)
+            try:
+                reading.send(char)
+            except StopIteration as end:
+                self._reading = None
+                return f"{end.value}{text[index + 1 :]}"
+            except NotACall:
+                self._reading = None
+                if self._has_begun:  # what has been shown of it stays; it ends here
+                    return text[index:]
+                self._show(raw[0])
+                return "".join(raw[1:]) + text[index + 1 :]
+        return ""
+
+    def open(self) -> None:
+        if self._is_between:
+            del self._raw[:-1]
+            self._raw.insert(0, "")
+        self._is_between = False
+
+    def member(self, key: str) -> None:
+        if self._is_bare and key not in BARE_KEYS:
+            raise NotACall
+
+    def begin(self, name: str) -> None:
+        if self._is_bare and name not in self._names:
+            raise NotACall
+        self._has_begun = True
+        self._is_muted = self._max_calls is not None and self.num_calls >= self._max_calls
+        if not self._is_muted:
+            self._parts.append(ToolCallPart(self.num_calls, "", self._new_id(), name))
+            self.num_calls += 1
+
+    def arguments(self, piece: str) -> None:
+        if not self._is_muted:
+            self._parts.append(ToolCallPart(self.num_calls - 1, piece))
+
+    def end(self) -> None:
+        self._has_begun = False
+        self._is_between = True
+        self._raw.clear()
+        self._raw.append("")
+
+    def _take(self) -> list[Part]:
+        """The parts since the last time, neighbours of one kind joined."""
+        parts, self._parts = self._parts, []
+        return joined(parts)
+
+
+def joined(parts: list[Part]) -> list[Part]:
+    """The same parts with neighbours of one kind, or of one call, made one."""
+    groups: list[list[Part]] = []
+    for part in parts:
+        if groups and _continues(groups[-1][0], part):
+            groups[-1].append(part)
+        else:
+            groups.append([part])
+    return [group[0] if len(group) == 1 else _join(group) for group in groups]
+
+
+def _continues(first: Part, part: Part) -> bool:
+    if isinstance(first, ToolCallPart) and isinstance(part, ToolCallPart):
+        return first.index == part.index and part.id is None
+    return type(first) is type(part) and not isinstance(part, ToolCallPart)
+
+
+def _join(group: list[Part]) -> Part:
+    first = group[0]
+    if isinstance(first, ToolCallPart):
+        pieces = [part.arguments for part in group if isinstance(part, ToolCallPart)]
+        return ToolCallPart(first.index, "".join(pieces), first.id, first.name)
+    text = "".join(part.text for part in group if not isinstance(part, ToolCallPart))
+    return type(first)(text)
