@@ -86,6 +86,12 @@ class ModelOptions:
     override_generation_config: Mapping[str, Any] | None = setting(
         None, "sampling defaults that replace the model's, e.g. '{\"temperature\": 0.5}'"
     )
+    pooling: str = setting(
+        "auto",
+        "how embeddings are made of hidden states: of the last token, or the mean of all; auto is "
+        "what the model's files say, else mean",
+        choices=("auto", "last", "mean"),
+    )
     chat_template: str | None = setting(
         None, "chat template instead of the model's: a file, or the Jinja text itself"
     )

@@ -26,6 +26,7 @@ from tinyserve.engine.core import EngineCore
 from tinyserve.engine.intake import Intake, ModelLimits
 from tinyserve.engine.memory import available_memory, total_memory
 from tinyserve.engine.plan import Runner
+from tinyserve.engine.request import Pooling
 from tinyserve.engine.runner import ModelRunner
 from tinyserve.errors import ConfigError
 from tinyserve.kernels.ops import NUMERICS_VERSION
@@ -95,7 +96,12 @@ def assemble(
         eos_token_ids=checkpoint.eos_token_ids,
         vocab_size=vocab_size,
     )
-    limits = ModelLimits(vocab_size, scheduler.max_model_len, cache.num_blocks * cache.block_size)
+    limits = ModelLimits(
+        vocab_size,
+        scheduler.max_model_len,
+        cache.num_blocks * cache.block_size,
+        checkpoint.config.hidden_size,
+    )
     defaults = sampling_defaults(config.model, checkpoint)
     if defaults:
         shown = ", ".join(f"{name}={value}" for name, value in sorted(defaults.items()))
@@ -104,7 +110,7 @@ def assemble(
         logger.info("%s", note)
     return Engine(
         core=core,
-        intake=Intake(tokenizer, limits, defaults),
+        intake=Intake(tokenizer, limits, defaults, resolve_pooling(config.model, checkpoint)),
         config=config,
         model_name=checkpoint.name,
         fingerprint=_system_fingerprint(config.model, checkpoint),
@@ -125,6 +131,14 @@ def resolve(config: TinyServeConfig, checkpoint: Checkpoint) -> tuple[TinyServeC
     scheduler, notes = resolve_max_model_len(config.scheduler, checkpoint.config)
     cache, more = resolve_num_blocks(config, scheduler, checkpoint)
     return config.replace(scheduler=scheduler, cache=cache), notes + more
+
+
+def resolve_pooling(options: ModelOptions, checkpoint: Checkpoint) -> Pooling:
+    """How embeddings are made: as set, as the checkpoint says, or else the mean, which fits a model
+    that was never trained for embeddings better than its last state.
+    """
+    wanted = options.pooling if options.pooling != "auto" else checkpoint.pooling
+    return "last" if wanted == "last" else "mean"
 
 
 def resolve_max_model_len(

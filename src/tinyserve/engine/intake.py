@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tinyserve.engine.request import EngineRequest
+from tinyserve.engine.request import EngineRequest, Pooling
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.engine.text_output import text_factory
 from tinyserve.errors import ContextLengthError, RequestError
@@ -20,6 +20,7 @@ from tinyserve.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default where a completion names none
+_NO_TOKENS = SamplingParams(temperature=0, max_tokens=0)
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class ModelLimits:
     vocab_size: int  # width of the logits
     max_model_len: int
     kv_capacity: int  # tokens that the whole KV pool holds
+    hidden_size: int  # numbers of an embedding
 
     @property
     def room(self) -> int:
@@ -38,11 +40,14 @@ class ModelLimits:
 
 @dataclass(frozen=True)
 class Intake:
-    """Makes engine requests for one model. `sampling_defaults` fill fields a request left out."""
+    """Makes engine requests for one model. `sampling_defaults` fill fields a request left out;
+    `pooling` makes the embeddings of requests that name none.
+    """
 
     tokenizer: Tokenizer
     limits: ModelLimits
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
+    pooling: Pooling = "last"
 
     def params(self, fields: Mapping[str, Any], **fallback: Any) -> SamplingParams:
         """Sampling parameters: `fields` as set, then the model's defaults, then `fallback`.
@@ -110,6 +115,35 @@ class Intake:
             params=params,
             text=text_factory(self.tokenizer, params),
             bad_words_ids=self._bad_words(params.bad_words),
+            **extra,
+        )
+
+    def embedding_request(
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        *,
+        pooling: str | None = None,
+        **extra: Any,
+    ) -> EngineRequest:
+        """A checked EngineRequest that makes an embedding and no token. Raises RequestError."""
+        if pooling not in (None, "last", "mean"):
+            raise RequestError(
+                f"pooling must be 'last' or 'mean', got {pooling!r}", param="pooling"
+            )
+        if len(prompt_token_ids) > (
+            longest := min(self.limits.max_model_len, self.limits.kv_capacity)
+        ):
+            raise ContextLengthError(
+                f"This model's maximum context length is {longest} tokens. However, your input "
+                f"has {len(prompt_token_ids)}. Please shorten it, or set truncate_prompt_tokens.",
+                param="input",
+            )
+        return EngineRequest(
+            request_id=request_id,
+            prompt_token_ids=prompt_token_ids,
+            params=_NO_TOKENS,
+            pooling=pooling or self.pooling,  # type: ignore[arg-type]
             **extra,
         )
 

@@ -12,8 +12,12 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine, build_engine
+from tinyserve.engine.embedding import unit
 from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Intake, split_prompts
 from tinyserve.engine.outputs import Choice, Output, StreamDelta
 from tinyserve.engine.progress import counted
@@ -104,6 +108,30 @@ class LLM:
             progress,
         )
 
+    def embed(
+        self,
+        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        *,
+        pooling: str | None = None,
+        normalize: bool = True,
+        progress: bool | None = None,
+    ) -> NDArray[np.float32]:
+        """One embedding per prompt, as rows: [prompts, hidden].
+
+        The last hidden states after the final norm, pooled: "last" takes the last token's, "mean"
+        the mean over all tokens; None is what the configuration says (`model.pooling`). Of length 1
+        unless `normalize` is false. Raises RequestError, and then nothing has run.
+        """
+        texts = split_prompts(prompts, param="prompts")
+        requests = []
+        for text in texts:
+            ids = self._intake.encode(text, param="prompts")
+            requests.append(self._intake.embedding_request(self._next_id(), ids, pooling=pooling))
+        results = [Output(None, list(r.prompt_token_ids), [Choice(0)]) for r in requests]
+        self._run(requests, results, progress)
+        rows = [result.embedding for result in results if result.embedding is not None]
+        return np.stack([unit(row) for row in rows] if normalize else rows)
+
     def stream(self, prompt: str | Sequence[int], params: Params = None) -> Stream:
         """What `generate` would return for one prompt, as it comes. Close it to stop early."""
         (text,) = _only(split_prompts(prompt, param="prompt"))
@@ -156,11 +184,12 @@ class LLM:
             )
         return [self._params(p, fallback) for p in params]
 
-    def _submit(self, ids: list[int], params: SamplingParams) -> EngineRequest:
-        request = self._intake.request(f"llm-{next(self._ids)}", ids, params)
+    def _next_id(self) -> str:
+        return f"llm-{next(self._ids)}"
+
+    def _submit(self, request: EngineRequest) -> None:
         self.engine.core.add_request(request)
         self._inboxes[request.request_id] = []
-        return request
 
     def _release(self, request_id: str) -> None:
         self._inboxes.pop(request_id, None)
@@ -189,17 +218,30 @@ class LLM:
         params: Sequence[SamplingParams],
         progress: bool | None,
     ) -> list[Output]:
-        # All are checked before any is added, so that a refusal leaves nothing behind.
-        for ids, p in zip(prompts, params, strict=True):
-            self._intake.request("check", ids, p)
+        # All are made before any is added, so that a refusal leaves nothing behind.
+        requests = [
+            self._intake.request(self._next_id(), ids, p)
+            for ids, p in zip(prompts, params, strict=True)
+        ]
+        results = [
+            Output(text, ids, [Choice(i) for i in range(p.n)])
+            for text, ids, p in zip(texts, prompts, params, strict=True)
+        ]
+        self._run(requests, results, progress)
+        return results
+
+    def _run(
+        self,
+        requests: Sequence[EngineRequest],
+        results: Sequence[Output],
+        progress: bool | None,
+    ) -> None:
+        """Run requests to their end and fill in the result of each."""
         open_requests: dict[str, Output] = {}
-        results: list[Output] = []
         try:
-            for text, ids, p in zip(texts, prompts, params, strict=True):
-                request = self._submit(ids, p)
-                output = Output(text, ids, [Choice(i) for i in range(p.n)])
-                open_requests[request.request_id] = output
-                results.append(output)
+            for request, result in zip(requests, results, strict=True):
+                self._submit(request)
+                open_requests[request.request_id] = result
             with counted(len(results), progress) as advance:
                 while open_requests:
                     self._step()
@@ -210,7 +252,6 @@ class LLM:
         finally:
             for request_id in open_requests:
                 self._release(request_id)
-        return results
 
     def _collect(self, open_requests: Mapping[str, Output]) -> list[str]:
         """Move new outputs into their results; the ids of the requests that are complete."""
@@ -225,7 +266,8 @@ class LLM:
         return complete
 
     def _stream(self, ids: list[int], params: SamplingParams) -> Stream:
-        request = self._submit(ids, params)
+        request = self._intake.request(self._next_id(), ids, params)
+        self._submit(request)
         return Stream(self, request.request_id, params.n)
 
 

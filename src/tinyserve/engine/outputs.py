@@ -6,6 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tinyserve.engine.request import RequestOutput
 from tinyserve.engine.sampling import SampledToken
 
@@ -31,6 +34,7 @@ class Output:
     outputs: list[Choice]
     num_cached_tokens: int = 0
     prompt_logprobs: list[SampledToken | None] | None = None
+    embedding: NDArray[np.float32] | None = None
 
     @property
     def text(self) -> str:
@@ -60,6 +64,8 @@ class Output:
             choice.stop_reason = output.stop_reason
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
+        if output.embedding is not None:
+            self.embedding = output.embedding
         self.num_cached_tokens = output.num_cached_tokens
 
     @property

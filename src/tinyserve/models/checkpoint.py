@@ -49,7 +49,7 @@ class Checkpoint:
     what the model's authors recommend (generation_config.json), under the names of
     `SamplingParams`. `fingerprint`: changes whenever the files do, so it is part of the keys of
     caches; empty where there are no files and nothing is to be cached. `name`: what the user called
-    it.
+    it. `pooling`: how the authors make embeddings ("last" or "mean"), where the files say so.
     """
 
     config: ModelConfig
@@ -61,6 +61,7 @@ class Checkpoint:
     ]  # raises ModelLoadError where tokenizer files are missing
     fingerprint: str
     name: str
+    pooling: str | None = None
 
 
 def load_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoint:

@@ -65,6 +65,7 @@ def load_gguf(path: Path, name: str) -> Checkpoint:
         tokenizer_spec=lambda: read_tokenizer_spec(metadata),
         fingerprint=files_fingerprint([path]),
         name=name,
+        pooling={1: "mean", 3: "last"}.get(metadata.get("{arch}.pooling_type", int) or 0),
     )
 
 

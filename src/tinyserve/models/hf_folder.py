@@ -17,7 +17,12 @@ from tinyserve.models.hf_config import (
     read_sampling_defaults,
 )
 from tinyserve.models.layout import LM_HEAD, check_layout, tensor_shapes, unexpected
-from tinyserve.models.safetensors_loader import SafetensorsSource, find_files, open_tensors
+from tinyserve.models.safetensors_loader import (
+    SafetensorsSource,
+    StoredTensor,
+    find_files,
+    open_tensors,
+)
 from tinyserve.text.spec import TokenizerSpec
 
 _FINGERPRINTED = (
@@ -40,7 +45,7 @@ def load_folder(folder: Path, name: str) -> Checkpoint:
     generation = read_json(folder / "generation_config.json", required=False)
     config = read_model_config(data, str(path))
     files = find_files(folder)
-    tensors = open_tensors(files)
+    tensors = _named_alike(open_tensors(files))
     config = _resolve_head(config, tensors.keys(), folder)
     shapes = {tensor: stored.shape for tensor, stored in tensors.items()}
     check_layout(config, shapes, str(folder))
@@ -54,7 +59,23 @@ def load_folder(folder: Path, name: str) -> Checkpoint:
         tokenizer_spec=lambda: TokenizerSpec.from_folder(folder),
         fingerprint=files_fingerprint([*files, *metadata_files]),
         name=name,
+        pooling=_read_pooling(folder),
     )
+
+
+def _read_pooling(folder: Path) -> str | None:
+    """How sentence-transformers pools this model, if it says so."""
+    said = read_json(folder / "1_Pooling" / "config.json", required=False)
+    if said.get("pooling_mode_lasttoken") is True:
+        return "last"
+    return "mean" if said.get("pooling_mode_mean_tokens") is True else None
+
+
+def _named_alike(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """Embedding models are saved without their head and without the prefix that comes with it."""
+    if "embed_tokens.weight" not in tensors:
+        return tensors
+    return {f"model.{name}": tensor for name, tensor in tensors.items()}
 
 
 def _resolve_head(config: ModelConfig, names: Collection[str], folder: Path) -> ModelConfig:
