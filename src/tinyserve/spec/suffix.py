@@ -1,0 +1,129 @@
+"""Suffix decoding: drafts from where the longest end of the text has stood before, in the sequence
+itself or in what earlier requests were answered. (Oliaro et al. 2024, arXiv 2411.04975.)
+
+A draft follows the automaton from the longest match, taking at each step the continuation that was
+seen most often. It is no longer than the match, and ends where its estimated chance to be accepted
+so far falls under MIN_CHANCE; so a long, unambiguous match gives a long draft and a short one a
+short draft. Of the two sources the one with more tokens to be expected is taken.
+
+Past outputs are kept in two generations of at most half of `max_past` tokens: when the young one is
+full, it becomes the old one, and the old one is dropped. Outputs of private sequences are not kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tinyserve.spec.automaton import ROOT, SuffixAutomaton
+from tinyserve.spec.proposer import Draft, Known
+
+MIN_MATCH = 2  # tokens; what follows a single token says too little
+MIN_CHANCE = 0.1
+WINDOW = 32  # tokens; how far back past outputs are matched
+MIN_OUTPUT = 8  # tokens; shorter outputs are not worth keeping
+MAX_PAST = 1 << 15  # tokens; about 14 MB
+BREAK = -1  # stands between two past outputs
+
+
+class PastOutputs:
+    """What earlier sequences were answered, up to `max_tokens` tokens, the latest of them."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._half = max_tokens // 2
+        self._young, self._old = SuffixAutomaton(), SuffixAutomaton()
+
+    @property
+    def nbytes(self) -> int:
+        return self._young.nbytes + self._old.nbytes
+
+    @property
+    def num_tokens(self) -> int:
+        return self._young.num_tokens + self._old.num_tokens
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """An output is complete; of a very long one the end is kept."""
+        tokens = tokens[-(self._half - 1) :] if self._half > 1 else ()
+        if len(tokens) < MIN_OUTPUT:
+            return
+        if self._young.num_tokens + len(tokens) >= self._half:
+            self._young, self._old = SuffixAutomaton(), self._young
+        for token in tokens:
+            self._young.append(token)
+        self._young.append(BREAK)
+
+    def best(self, tokens: Sequence[int], count: int) -> tuple[list[int], float]:
+        """A draft after `tokens`, and how many of it are expected to be accepted."""
+        found: tuple[list[int], float] = ([], 0.0)
+        for automaton in (self._young, self._old):
+            state, length = ROOT, 0
+            if automaton.num_tokens:
+                for token in tokens[-WINDOW:]:
+                    state, length = automaton.step(state, length, token)
+            draft = follow(automaton, state, length, count)
+            if draft[1] > found[1]:
+                found = draft
+        return found
+
+
+class SuffixProposer:
+    """Drafts from the sequence's own text and from past outputs. `max_past` 0: its own only."""
+
+    def __init__(self, max_drafts: int, *, max_past: int = MAX_PAST) -> None:
+        self.max_drafts = max_drafts
+        self._past = PastOutputs(max_past)
+        self._own: dict[int, SuffixAutomaton] = {}
+
+    def propose(self, wanted: Sequence[tuple[Known, int]]) -> list[Draft]:
+        return [Draft(self._next(seq, count)) for seq, count in wanted]
+
+    def forget(self, seq: Known) -> None:
+        known = self._own.pop(seq.seq_id, None)
+        if known is not None and not seq.is_private:
+            self._past.add(seq.output_ids)
+
+    @property
+    def nbytes(self) -> int:
+        """About what the automata occupy."""
+        return self._past.nbytes + sum(own.nbytes for own in self._own.values())
+
+    def _next(self, seq: Known, count: int) -> list[int]:
+        tokens = seq.token_ids
+        own = self._own.get(seq.seq_id)
+        if own is None:
+            own = self._own[seq.seq_id] = SuffixAutomaton()
+        for position in range(own.num_tokens, len(tokens)):
+            own.append(tokens[position])
+        state = own.suffix()
+        draft, expected = follow(own, state, own.length[state], count)
+        past, expected_of_past = self._past.best(tokens, count)
+        return past if expected_of_past > expected else draft
+
+
+def follow(
+    automaton: SuffixAutomaton, state: int, match: int, count: int
+) -> tuple[list[int], float]:
+    """The likeliest continuation of a match of `match` tokens at `state`, of at most `count` and at
+    most `match` tokens, and how many of them are expected to be accepted.
+    """
+    draft: list[int] = []
+    chance, expected = 1.0, 0.0
+    if match < MIN_MATCH:
+        return draft, expected
+    counts = automaton.count
+    while len(draft) < min(count, match):
+        while not automaton.next[state] and state != ROOT:  # the end of the text: as it did before
+            state = automaton.link[state]
+        if state == ROOT:
+            break
+        follow_ups = automaton.next[state]
+        token = max(follow_ups, key=lambda t: (counts[follow_ups[t]], t))
+        if token == BREAK:
+            break
+        total = sum(counts[target] for target in follow_ups.values())
+        state = follow_ups[token]
+        chance *= counts[state] / total
+        if chance < MIN_CHANCE:
+            break
+        draft.append(token)
+        expected += chance
+    return draft, expected
