@@ -128,7 +128,7 @@ def make_engine(**sections: dict[str, Any]) -> Engine:
 
 def runner_of(engine: Engine) -> SpeakingRunner:
     """The fake model inside an engine made here."""
-    runner = engine.core._runner
+    runner = engine.core.runner
     assert isinstance(runner, SpeakingRunner)
     return runner
 

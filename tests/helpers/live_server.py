@@ -129,7 +129,7 @@ def live(engine: Engine, *, check_idle: bool = True) -> Iterator[Live]:
                 running.wait_idle()
         finally:
             running.hang_up()
-            engine_runner = engine.core._runner
+            engine_runner = engine.core.runner
             if isinstance(engine_runner, SpeakingRunner):
                 engine_runner.gate.set()
             server.should_exit = True

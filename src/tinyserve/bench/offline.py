@@ -35,7 +35,7 @@ Measure = Callable[[], float]
 def main(argv: list[str] | None = None) -> None:
     args = argument_parser().parse_args(argv)
     engine = build_engine(_config(args))
-    runner: Any = engine.core._runner
+    runner: Any = engine.core.runner
     backend = runner.backend
     cases = _cases(engine, args)
     if args.llama_bin:
@@ -187,7 +187,7 @@ def _result(
     rounds: dict[str, list[float]],
     ceilings: dict[str, list[float]],
 ) -> dict[str, Any]:
-    runner: Any = engine.core._runner
+    runner: Any = engine.core.runner
     decoder = runner.decoder
     medians = {name: statistics.median(values) for name, values in rounds.items()}
     ratios = {}

@@ -1,0 +1,130 @@
+"""What the benchmarks share: their options, the models they make on the spot, and how results are
+written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tinyserve
+from tinyserve.kernels.threads import default_threads
+
+# name -> (model, quantization): random weights in the shape of real models
+SIZES: dict[str, tuple[str, str | None]] = {
+    "tiny": ("synthetic", None),
+    "small": ("synthetic:135m", "int4"),
+    "0.5b": ("synthetic:qwen2.5-0.5b", "int4"),
+    "1.5b": ("synthetic:qwen2.5-1.5b", "int4"),
+}
+_PATHS = ("out", "plot", "llama_bin", "llama_model", "step_times")
+
+
+def argument_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
+    """A parser with the options that every benchmark has."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m tinyserve.bench.{module}", description=(doc or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--model", help="model to run (default: random weights, made on the spot; see --size)"
+    )
+    parser.add_argument(
+        "--size", choices=SIZES, default="small", help="random weights in the shape of a real model"
+    )
+    parser.add_argument("--quantization", help="int8 or int4 for float weights")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", help="write the result as JSON")
+    return parser
+
+
+def model_section(args: argparse.Namespace) -> dict[str, Any]:
+    """The `model` section of the configuration that the options ask for."""
+    name, quantization = SIZES[args.size]
+    if args.model is not None:
+        name, quantization = args.model, None
+    return {
+        "name": name,
+        "quantization": args.quantization or quantization,
+        "threads": args.threads,
+    }
+
+
+def floats(text: str) -> list[float]:
+    """ "1,2,4" as numbers, for argparse."""
+    return [float(part) for part in text.split(",")]
+
+
+def ints(text: str) -> list[int]:
+    """ "1,2,4" as integers, for argparse."""
+    return [int(part) for part in text.split(",")]
+
+
+def machine(variant: str | None = None) -> dict[str, Any]:
+    """What ran it, in as far as it bears on speed."""
+    return {
+        "processor": _processor(),
+        "threads": default_threads()[0],
+        "kernels": variant,
+        "python": platform.python_version(),
+        "tinyserve": tinyserve.__version__,
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def command(module: str, args: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
+    """The command line that was given, without this machine's folders."""
+    parts = [f"python -m tinyserve.bench.{module}"]
+    for name, value in vars(args).items():
+        if value is None or value == parser.get_default(name) or value is False:
+            continue
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            parts.append(flag)
+            continue
+        if isinstance(value, list):
+            value = ",".join(f"{item:g}" for item in value)
+        parts.append(f"{flag} {Path(value).name if name in _PATHS else value}")
+    return " ".join(parts)
+
+
+def write_json(path: str | None, result: Mapping[str, Any]) -> None:
+    """Write a result, if there is a place for it."""
+    if path:
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table; numbers with three digits that count."""
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(cell(value) for value in row) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def cell(value: object) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return str(value)
+
+
+def say(text: str) -> None:
+    """Progress, beside the result."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,112 @@
+"""What a run was like for those who waited: records of requests, and percentiles over them.
+
+Times are seconds on one clock. TTFT is from arrival to first token, inter-token latency the gaps
+after it, e2e from arrival to the last token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Record:
+    """One request: when it came, and when each of its tokens did."""
+
+    arrived: float
+    prompt_tokens: int = 0
+    token_times: list[float] = field(default_factory=list)
+    num_tokens: int = 0  # where the server counts them itself; else one per token time
+    client: str = ""
+    error: str | None = None
+    cached_tokens: int = 0
+
+    @property
+    def ttft(self) -> float:
+        return self.token_times[0] - self.arrived
+
+    @property
+    def e2e(self) -> float:
+        return self.token_times[-1] - self.arrived
+
+    @property
+    def gaps(self) -> list[float]:
+        return [b - a for a, b in zip(self.token_times, self.token_times[1:], strict=False)]
+
+    @property
+    def output_tokens(self) -> int:
+        return self.num_tokens or len(self.token_times)
+
+    def meets(self, slo: SLO) -> bool:
+        """Whether first token and mean gap are within the objective."""
+        gaps = self.gaps
+        mean_gap = sum(gaps) / len(gaps) if gaps else 0.0
+        return self.ttft <= slo.ttft_s and mean_gap <= slo.inter_token_s
+
+
+@dataclass(frozen=True)
+class SLO:
+    """A service level objective: what a user still finds quick."""
+
+    ttft_s: float = 2.0
+    inter_token_s: float = 0.2
+
+    @classmethod
+    def parse(cls, text: str) -> SLO:
+        """ "2,0.2": seconds to the first token, seconds between tokens on average."""
+        first, gap = (float(part) for part in text.split(","))
+        return cls(first, gap)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Linear interpolation between order statistics; `share` in 0..1."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def spread(values: Iterable[float]) -> dict[str, float] | None:
+    """p50, p90, p99 and mean; None of nothing."""
+    found = list(values)
+    if not found:
+        return None
+    shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+    result = {name: percentile(found, share) for name, share in shares.items()}
+    return {**result, "mean": sum(found) / len(found)}
+
+
+def summary(records: Sequence[Record], slo: SLO | None = None) -> dict[str, Any]:
+    """Throughput, latencies and goodput of one run.
+
+    Throughput counts output tokens from the first arrival to the last token.
+    """
+    done = [r for r in records if r.token_times and r.error is None]
+    slo = slo or SLO()
+    result: dict[str, Any] = {
+        "requests": len(records),
+        "failed": len(records) - len(done),
+        "output_tokens": sum(r.output_tokens for r in done),
+        "prompt_tokens": sum(r.prompt_tokens for r in done),
+        "cached_tokens": sum(r.cached_tokens for r in done),
+    }
+    if not done:
+        return result
+    begin = min(r.arrived for r in records)
+    duration = max(r.token_times[-1] for r in done) - begin
+    good = sum(r.meets(slo) for r in done)
+    return {
+        **result,
+        "duration_s": duration,
+        "output_tok_s": result["output_tokens"] / duration,
+        "requests_s": len(done) / duration,
+        "goodput_requests_s": good / duration,
+        "slo_attainment": good / len(records),
+        "slo": {"ttft_s": slo.ttft_s, "inter_token_s": slo.inter_token_s},
+        "ttft_s": spread(r.ttft for r in done),
+        "inter_token_s": spread(gap for r in done for gap in r.gaps),
+        "e2e_s": spread(r.e2e for r in done),
+    }

@@ -1,0 +1,81 @@
+"""Plots of results. The only file that knows matplotlib (the extra `bench`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Point = Mapping[str, Any]
+COLOURS = ("#8c6d31", "#1f77b4", "#2ca02c", "#d62728", "#9467bd", "#17becf")
+MARKERS = ("s", "o", "^", "D", "v", "P")
+
+
+def figure(columns: int, title: str, *, rows: int = 1) -> tuple[Any, list[Any]]:
+    """A figure with a row of axes, in one style."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    drawn, axes = pyplot.subplots(
+        rows, columns, figsize=(4.6 * columns, 3.8 * rows), layout="constrained", squeeze=False
+    )
+    drawn.suptitle(title, fontsize=12)
+    flat = [axis for row in axes for axis in row]
+    for axis in flat:
+        axis.grid(True, alpha=0.3, linewidth=0.6)
+        axis.spines[["top", "right"]].set_visible(False)
+    return drawn, flat
+
+
+def save(drawn: Any, path: str) -> None:
+    """Write the figure and let go of it."""
+    from matplotlib import pyplot
+
+    drawn.savefig(path, dpi=140)
+    pyplot.close(drawn)
+
+
+def style(index: int) -> dict[str, Any]:
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "linewidth": 1.6,
+        "markersize": 5,
+    }
+
+
+def series(points: Sequence[Point], key: str) -> dict[str, list[Point]]:
+    """Points by the value of one field, in order of appearance."""
+    found: dict[str, list[Point]] = {}
+    for point in points:
+        found.setdefault(str(point[key]), []).append(point)
+    return found
+
+
+def pareto(points: Sequence[Point], path: str) -> None:
+    """Throughput against latency, one line a policy, one point a rate."""
+    drawn, (ttft, gap, load) = figure(3, "Scheduling policies under Poisson load")
+    for index, (policy, line) in enumerate(series(points, "policy").items()):
+        speeds = [p["output_tok_s"] for p in line]
+        ttft.plot(speeds, [p["ttft_s"]["p99"] for p in line], label=policy, **style(index))
+        gap.plot(
+            speeds, [1e3 * p["inter_token_s"]["p99"] for p in line], label=policy, **style(index)
+        )
+        load.plot([p["rate"] for p in line], speeds, label=policy, **style(index))
+        for point in line:
+            ttft.annotate(
+                f"{point['rate']:g}/s",
+                (point["output_tok_s"], point["ttft_s"]["p99"]),
+                textcoords="offset points",
+                xytext=(5, 4),
+                fontsize=7,
+                color=COLOURS[index % len(COLOURS)],
+            )
+    ttft.set(xlabel="output tokens per second", ylabel="p99 time to first token, s", yscale="log")
+    gap.set(xlabel="output tokens per second", ylabel="p99 between tokens, ms", ylim=(0, None))
+    load.set(
+        xlabel="requests per second offered", ylabel="output tokens per second", ylim=(0, None)
+    )
+    ttft.legend(frameon=False, fontsize=8)
+    save(drawn, path)

@@ -1,0 +1,207 @@
+"""Scheduling policies under load: static, continuous, and continuous with speculation.
+
+    python -m tinyserve.bench.sweep_pareto --size small --rates 1,2,4,8 --num-requests 30
+
+Open-loop Poisson arrivals at each rate, the same requests for every policy, in turns within each
+round. Writes JSON (--out), prints a table, and draws throughput against latency (--plot; needs
+matplotlib). With `--simulate` the real scheduler runs over measured step times in virtual time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from tinyserve.bench.common import (
+    argument_parser,
+    command,
+    floats,
+    machine,
+    model_section,
+    say,
+    table,
+    write_json,
+)
+from tinyserve.bench.latency import SLO, Record, summary
+from tinyserve.bench.replay import VirtualClock, replay
+from tinyserve.bench.simulate import (
+    Fleet,
+    StepTimes,
+    by_prefix,
+    least_loaded,
+    round_robin,
+    simulated_core,
+)
+from tinyserve.bench.workload import ARRIVALS, LENGTHS, Arrival, Shape, Span
+from tinyserve.config import TinyServeConfig
+from tinyserve.engine.build import Engine, build_engine
+from tinyserve.engine.core import EngineCore
+
+MODULE = "sweep_pareto"
+POLICIES: dict[str, dict[str, dict[str, Any]]] = {
+    "static": {"scheduler": {"policy": "static"}},
+    "continuous": {},
+    "continuous+spec": {"spec": {"enabled": True}},
+}
+ROUTERS = {
+    "least-loaded": lambda: least_loaded,
+    "round-robin": round_robin,
+    "prefix": by_prefix,
+}
+SHOWN = ("output_tok_s", "ttft_s", "inter_token_s", "e2e_s")
+Run = Callable[[str, list[Arrival]], list[Record]]
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = options()
+    args = parser.parse_args(argv)
+    names = args.policies.split(",")
+    run, about = _simulated(args, names) if args.simulate else _measured(args, names)
+    points = sweep(args, names, run)
+    result = {"command": command(MODULE, args, parser), **about, "points": points}
+    print(report(points))
+    write_json(args.out, result)
+    if args.plot:
+        from tinyserve.bench.plots import pareto
+
+        pareto(points, args.plot)
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argument_parser(MODULE, __doc__)
+    add = parser.add_argument
+    add("--rates", type=floats, default=[1.0, 2.0, 4.0, 8.0], help="requests a second")
+    add("--num-requests", type=int, default=30)
+    add("--policies", default="static,continuous,continuous+spec")
+    add("--prompt", type=Span.parse, default=Span(16, 96), help="prompt tokens, such as 16-96")
+    add("--output", type=Span.parse, default=Span(16, 64), help="output tokens, such as 16-64")
+    add("--arrivals", choices=ARRIVALS, default="poisson")
+    add("--lengths", choices=LENGTHS, default="uniform")
+    add("--max-num-seqs", type=int, default=16)
+    add("--max-num-batched-tokens", type=int, default=512)
+    add("--repeat", type=int, default=1, help="rounds; medians are reported")
+    add(
+        "--slo", type=SLO.parse, default=SLO(), help="seconds to first token, between tokens: 2,0.2"
+    )
+    add("--simulate", action="store_true", help="virtual time, from measured step times")
+    add("--replicas", type=int, default=1, help="simulated servers behind one router")
+    add("--router", choices=ROUTERS, default="least-loaded")
+    add("--step-times", help="step times measured before (JSON); else they are measured now")
+    add("--plot", help="draw throughput against latency into this file")
+    return parser
+
+
+def sweep(args: argparse.Namespace, names: list[str], run: Run) -> list[dict[str, Any]]:
+    """Every rate with every policy; policies take turns on the same requests."""
+    points = []
+    for rate in args.rates:
+        shape = Shape(
+            args.num_requests, rate, args.prompt, args.output, args.arrivals, args.lengths
+        )
+        rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        for number in range(args.repeat):
+            workload = shape.make(args.seed + number)
+            for name in names:
+                found = summary(run(name, workload), args.slo)
+                rounds[name].append(found)
+                say(f"rate {rate:g}, {name}: {found['output_tok_s']:.1f} tok/s")
+        points += [
+            {"policy": name, "rate": rate, **median_of(found)} for name, found in rounds.items()
+        ]
+    return points
+
+
+def median_of(summaries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Field by field, the median over rounds."""
+    first = summaries[0]
+    result: dict[str, Any] = {}
+    for name, value in first.items():
+        values = [s[name] for s in summaries]
+        if isinstance(value, dict):
+            result[name] = median_of([v for v in values if v is not None])
+        elif value is None:
+            result[name] = None
+        else:
+            result[name] = statistics.median(values)
+    return result
+
+
+def report(points: list[dict[str, Any]]) -> str:
+    """The points as a table; latencies in milliseconds, p50 / p99."""
+    rows = []
+    for point in points:
+        latencies = [
+            f"{1e3 * point[name]['p50']:.0f} / {1e3 * point[name]['p99']:.0f}"
+            if point.get(name)
+            else ""
+            for name in SHOWN[1:]
+        ]
+        speed, within = point["output_tok_s"], point["slo_attainment"]
+        rows.append([point["rate"], point["policy"], speed, *latencies, within])
+    header = ["req/s", "policy", "tok/s", "TTFT ms", "inter-token ms", "e2e ms", "within SLO"]
+    return table(header, rows)
+
+
+def _configuration(args: argparse.Namespace, name: str) -> TinyServeConfig:
+    longest = args.prompt.high + args.output.high + 1
+    sections: dict[str, dict[str, Any]] = {
+        "model": model_section(args),
+        "cache": {"num_blocks": (-(-longest // 16) + 1) * args.max_num_seqs + 64},
+        "scheduler": {
+            "max_num_seqs": args.max_num_seqs,
+            "max_num_batched_tokens": args.max_num_batched_tokens,
+        },
+    }
+    for section, values in POLICIES[name].items():
+        sections.setdefault(section, {}).update(values)
+    return TinyServeConfig.from_dict(sections)
+
+
+def _measured(args: argparse.Namespace, names: list[str]) -> tuple[Run, dict[str, Any]]:
+    """Each policy on its own engine over the same weights, in real time."""
+    engines: dict[str, Engine] = {}
+    for name in names:
+        say(f"loading for {name}")
+        engines[name] = build_engine(_configuration(args, name))
+        replay(engines[name].core, Shape(2, 1e6, args.prompt, Span(4, 4)).make(99))  # warm up
+    engine = engines[names[0]]
+    variant = getattr(getattr(engine.core.runner, "backend", None), "variant", None)
+
+    def run(name: str, workload: list[Arrival]) -> list[Record]:
+        return replay(engines[name].core, workload)
+
+    return run, {"machine": machine(variant), "model": engine.model_name}
+
+
+def _simulated(args: argparse.Namespace, names: list[str]) -> tuple[Run, dict[str, Any]]:
+    if "continuous+spec" in names:
+        names.remove("continuous+spec")  # what is accepted depends on the text
+    times = StepTimes.load(args.step_times) if args.step_times else measure(args)
+
+    def run(name: str, workload: list[Arrival]) -> list[Record]:
+        config = _configuration(args, name)
+
+        def make(clock: VirtualClock) -> EngineCore:
+            return simulated_core(times, clock, config.scheduler, config.cache)
+
+        return Fleet(make, args.replicas).run(workload, ROUTERS[args.router]())
+
+    return run, {"simulated": True, "step_times": dataclasses.asdict(times)}
+
+
+def measure(args: argparse.Namespace) -> StepTimes:
+    """The step times of the model that the options name, on this machine, now."""
+    say("measuring step times")
+    config = _configuration(args, "continuous")
+    engine = build_engine(config)
+    assert engine.config.cache.num_blocks is not None
+    return StepTimes.measure(
+        engine.core.runner, config.cache.block_size, engine.config.cache.num_blocks
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Replays and simulations run the real scheduler."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers.fake_service import make_engine
+
+from tinyserve.bench.latency import summary
+from tinyserve.bench.replay import VirtualClock, replay, replay_conversations
+from tinyserve.bench.simulate import (
+    Fleet,
+    StepTimes,
+    by_prefix,
+    least_loaded,
+    round_robin,
+    simulated_core,
+)
+from tinyserve.bench.sweep_pareto import main as sweep
+from tinyserve.bench.workload import Arrival, Shape, Span, agent_turns
+from tinyserve.config import CacheConfig, SchedulerConfig
+from tinyserve.engine.core import EngineCore
+from tinyserve.engine.plan import Chunk, StepPlan
+
+TIMES = StepTimes(sizes=(1, 16, 512), seconds=(0.01, 0.02, 0.5), per_draw=0.001, per_context=1e-6)
+
+
+def core(clock: VirtualClock, policy: str = "continuous") -> EngineCore:
+    scheduler = SchedulerConfig(max_num_seqs=4, policy=policy)
+    return simulated_core(TIMES, clock, scheduler, CacheConfig(num_blocks=256))
+
+
+def test_every_token_of_a_replay_is_stamped() -> None:
+    engine = make_engine()
+    workload = Shape(12, 1000.0, Span(4, 20), Span(1, 9)).make(0)
+    records = replay(engine.core, workload)
+    assert [len(r.token_times) for r in records] == [a.max_tokens for a in workload]
+    assert all(r.token_times == sorted(r.token_times) for r in records)
+    assert all(r.ttft >= 0 for r in records)
+
+
+def test_step_times_by_hand() -> None:
+    def seconds(tokens: int, start: int = 0, logits: int = 1) -> float:
+        return TIMES.of(StepPlan((Chunk(0, start, (1,) * tokens, (), logits),)))
+
+    assert seconds(1) == pytest.approx(0.01, abs=1e-5)
+    assert seconds(16, logits=3) == pytest.approx(0.022 + 16 * 8e-6)
+    assert seconds(264) == pytest.approx(0.26 + 264 * 132e-6)
+    assert seconds(1, start=1000) - seconds(1) == pytest.approx(0.001)
+    assert TIMES.of(StepPlan(())) == 0.0
+
+
+def test_step_times_are_measured_and_saved(tmp_path: Path) -> None:
+    engine = make_engine()
+    measured = StepTimes.measure(engine.core.runner, 4, 64, repeat=1)
+    assert measured.sizes == (1, 2, 4, 8, 16, 32, 64, 128, 256)
+    assert min(measured.seconds) > 0
+    measured.save(tmp_path / "t.json", model="fake")
+    assert StepTimes.load(tmp_path / "t.json") == measured
+
+
+def test_virtual_time_is_the_same_every_time() -> None:
+    workload = Shape(30, 20.0).make(3)
+    runs = [replay(core(clock), workload, clock) for clock in (VirtualClock(), VirtualClock())]
+    assert [r.token_times for r in runs[0]] == [r.token_times for r in runs[1]]
+
+
+def test_continuous_batching_beats_static_in_simulation() -> None:
+    workload = Shape(60, 8.0, output=Span(4, 64)).make(0)
+    found = {}
+    for policy in ("static", "continuous"):
+        clock = VirtualClock()
+        found[policy] = summary(replay(core(clock, policy), workload, clock))
+    assert found["continuous"]["output_tok_s"] > found["static"]["output_tok_s"]
+    assert found["continuous"]["ttft_s"]["p99"] < found["static"]["ttft_s"]["p99"]
+
+
+def test_conversations_find_their_history_in_the_cache() -> None:
+    clock = VirtualClock()
+    chats = agent_turns(2, 4, Shape(0, 1.0), 0)
+    records = replay_conversations(core(clock), chats, clock)
+    assert len(records) == 8
+    assert sum(r.cached_tokens > 0 for r in records) == 6  # every turn but the two first
+
+
+def test_a_fleet_does_all_requests_and_shares_them_out() -> None:
+    workload = Shape(200, 400.0).make(1)
+    for route in (least_loaded, round_robin()):
+        fleet = Fleet(core, 10)
+        records = fleet.run(workload, route)
+        assert sum(len(r.token_times) for r in records) == sum(a.max_tokens for a in workload)
+        counts = [len(replica.records) for replica in fleet.replicas]
+        assert min(counts) >= 10
+
+
+def test_more_replicas_wait_less() -> None:
+    workload = Shape(100, 50.0).make(1)
+    few, many = (
+        summary(Fleet(core, count).run(workload, least_loaded))["ttft_s"]["p99"]
+        for count in (2, 20)
+    )
+    assert many < few
+
+
+def test_a_router_by_prefix_keeps_conversations_together() -> None:
+    prefix = tuple(range(64))
+    workload = [Arrival(0.1 * i, (*prefix, i), 2) for i in range(20)]
+    fleet = Fleet(core, 8)
+    fleet.run(workload, by_prefix())
+    assert sorted(len(replica.records) for replica in fleet.replicas) == [0] * 7 + [20]
+
+
+@pytest.mark.parametrize("simulate", [False, True])
+def test_the_sweep_runs_and_writes_its_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], simulate: bool
+) -> None:
+    out = tmp_path / "new folder" / "result.json"
+    arguments = ["--size", "tiny", "--rates", "50,100", "--num-requests", "6", "--out", str(out)]
+    extra = ["--simulate"] if simulate else ["--policies", "static,continuous"]
+    sweep([*arguments, *extra])
+    result = json.loads(out.read_text())
+    assert [(p["rate"], p["policy"]) for p in result["points"]] == [
+        (rate, policy) for rate in (50.0, 100.0) for policy in ("static", "continuous")
+    ]
+    assert all(p["failed"] == 0 for p in result["points"])
+    assert str(tmp_path) not in out.read_text()
+    assert "| 50 | static |" in capsys.readouterr().out
