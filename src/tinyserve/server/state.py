@@ -11,6 +11,7 @@ from tinyserve.errors import EngineDeadError
 from tinyserve.server.admission import Admission
 from tinyserve.server.bridge import EngineBridge
 from tinyserve.server.fair_queue import FairRequestQueue
+from tinyserve.server.observe.observer import Observer
 from tinyserve.server.service import Service
 
 
@@ -19,6 +20,7 @@ class ServerState:
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
+        self.observer = Observer()
         self.service: Service | None = None
         self.bridge: EngineBridge | None = None
         self.load_error: BaseException | None = None
@@ -28,13 +30,16 @@ class ServerState:
     def start(self, engine: Engine) -> None:
         """Begin to serve `engine`, on the running loop."""
         scheduler, limits = engine.config.scheduler, self.config
+        service = Service(engine)
         self.bridge = EngineBridge(
-            engine.core,
+            self.observer.attach(engine, service.names[0]),
             admission=Admission(scheduler.max_num_seqs, is_fair=scheduler.policy == "fair"),
             queue=FairRequestQueue(limits.max_queued_requests, limits.max_queued_tokens),
+            on_dropped=self.observer.dropped,
         )
         self.bridge.start()
-        self.service = Service(engine)
+        self.observer.start(self.bridge)
+        self.service = service
 
     def ready(self) -> tuple[Service, EngineBridge]:
         """Raises EngineDeadError (503) while there is nothing to serve with."""
@@ -45,6 +50,7 @@ class ServerState:
         return self.service, self.bridge
 
     def stop(self) -> None:
+        self.observer.stop()
         if self.bridge is not None:
             self.bridge.stop()
 

@@ -1,0 +1,128 @@
+"""`Observer`: one per application; gathers what the engine thread and the door have recorded.
+
+Lives on the event loop. The engine thread only appends to the deques of its `TimedCore`; the
+observer empties them every second and whenever somebody looks, so nothing waits for a request to
+come by, and nothing is computed on the engine thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from tinyserve.engine.build import Engine
+from tinyserve.engine.request import EngineRequest, FinishReason
+from tinyserve.engine.snapshot import EngineSnapshot
+from tinyserve.engine.timing import Life, TimedCore
+from tinyserve.errors import EngineDeadError
+from tinyserve.server.bridge import EngineBridge
+from tinyserve.server.observe.metrics import Metrics
+from tinyserve.server.observe.view import MAX_LISTED, Outside, engine_view, static_view
+
+TICK_S = 1.0
+SNAPSHOT_PATIENCE_S = 0.8  # a step may take longer; then the last snapshot must do
+
+
+class Observer:
+    """Made with the application; `attach` when there is an engine, then `start` on the loop."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+        self.core: TimedCore | None = None
+        self.metrics = Metrics(1)
+        self._static: dict[str, Any] = {}
+        self._bridge: EngineBridge | None = None
+        self._ticker: asyncio.Task[None] | None = None
+        self._asked: asyncio.Future[EngineSnapshot] | None = None
+        self._snapshot: EngineSnapshot | None = None
+
+    def attach(self, engine: Engine, model: str) -> TimedCore:
+        """The engine's core, timed; this is what the bridge is to run. `model`: the served name."""
+        self.metrics = Metrics(engine.intake.limits.max_model_len)
+        self.core = TimedCore(engine.core)
+        self._static = static_view(engine, model)
+        self._snapshot = engine.core.snapshot()
+        return self.core
+
+    def start(self, bridge: EngineBridge) -> None:
+        self._bridge = bridge
+        self._ticker = asyncio.get_running_loop().create_task(self._tick())
+
+    def stop(self) -> None:
+        """May be called from any thread, when the loop is done."""
+        if self._ticker is not None:
+            self._ticker.get_loop().call_soon_threadsafe(self._ticker.cancel)
+
+    def dropped(self, requests: Sequence[EngineRequest], reason: FinishReason) -> None:
+        """These never reached the engine."""
+        now = time.monotonic()
+        for request in requests:
+            for choice in range(request.params.n):
+                life = Life(request, choice)
+                life.end(reason, now)
+                self.metrics.add_life(life)
+
+    def gather(self) -> None:
+        """Take in everything that has been recorded until now."""
+        core = self.core
+        if core is None:
+            return
+        while core.steps:
+            self.metrics.add_step(core.steps.popleft())
+        while core.ended:
+            self.metrics.add_life(core.ended.popleft())
+
+    async def view(self) -> dict[str, Any]:
+        """The body of `GET /engine/state`. Raises EngineDeadError while there is no engine."""
+        bridge = self.bridge
+        snapshot = await self.snapshot()
+        if bridge.death is not None:
+            snapshot = _of_the_dead(snapshot, bridge)
+        self.gather()
+        uptime = {"uptime_s": round(time.monotonic() - self.started, 3)}
+        outside = Outside(bridge.stats, bridge.num_queued, bridge.waiting(MAX_LISTED))
+        return self._static | uptime | engine_view(snapshot, outside, self.metrics)
+
+    @property
+    def bridge(self) -> EngineBridge:
+        if self._bridge is None:
+            raise EngineDeadError("the model is still loading")
+        return self._bridge
+
+    async def snapshot(self) -> EngineSnapshot:
+        """The engine between two steps: now, or at the latest moment that is known.
+
+        One question to the engine serves all who ask meanwhile.
+        """
+        if self._asked is None or self._asked.done():
+            with contextlib.suppress(EngineDeadError):
+                self._asked = self._ask()
+        if self._asked is not None:
+            await asyncio.wait([self._asked], timeout=SNAPSHOT_PATIENCE_S)
+        assert self._snapshot is not None
+        return self._snapshot
+
+    def _ask(self) -> asyncio.Future[EngineSnapshot]:
+        assert self.core is not None
+        asked = self.bridge.ask(self.core.snapshot)
+        asked.add_done_callback(self._keep)
+        return asked
+
+    def _keep(self, asked: asyncio.Future[EngineSnapshot]) -> None:
+        if not asked.cancelled() and asked.exception() is None:
+            self._snapshot = asked.result()
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.gather()
+
+
+def _of_the_dead(snapshot: EngineSnapshot, bridge: EngineBridge) -> EngineSnapshot:
+    """Nothing runs any more, whatever the engine's books say."""
+    no_refs = [0] * len(snapshot.refs)
+    return dataclasses.replace(snapshot, sequences=[], refs=no_refs, stats=bridge.stats)
