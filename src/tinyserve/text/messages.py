@@ -50,6 +50,11 @@ class ReasoningReader(Protocol):
         """Whether the text read so far ends inside the thinking."""
         ...
 
+    @property
+    def end(self) -> int | None:
+        """How many characters belong to the thinking, markers included; None until known."""
+        ...
+
     def push(self, text: str) -> tuple[str, str]:
         """(thinking, answer) that became certain, in this order."""
         ...
@@ -96,6 +101,11 @@ class MessageParser:
     def is_reasoning(self) -> bool:
         """Whether the message ends, so far, inside the thinking."""
         return self._reasoning is not None and self._reasoning.is_reasoning
+
+    @property
+    def thinking_end(self) -> int | None:
+        """How many characters of the message belong to its thinking; None until that is known."""
+        return 0 if self._reasoning is None else self._reasoning.end
 
     def push(self, text: str) -> list[Part]:
         """The parts that became certain with this piece of the message."""

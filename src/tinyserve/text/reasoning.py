@@ -1,14 +1,10 @@
 """Thinking: telling it from the answer, in models that write <think>...</think> before they answer.
 
-Off unless asked for (`--reasoning-parser`). Whether the thinking is open when the model begins is
-read off the prompt, since many templates open it themselves. White space around the thinking
+Off unless asked for (`--reasoning-parser`). White space around the thinking
 belongs to the markers and is not shown.
 """
 
 from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from tinyserve.text.markers import num_held
 
@@ -38,10 +34,8 @@ class ThinkReader:
 
     @property
     def end(self) -> int | None:
-        """How many characters the thinking takes, with its markers; None while it goes on."""
-        if self.is_reasoning:
-            return None
-        return self._end or 0
+        """How many characters the thinking takes, with its markers; None until that is known."""
+        return self._end
 
     def push(self, text: str) -> tuple[str, str]:
         """(thinking, answer) that became certain."""
@@ -74,7 +68,10 @@ class ThinkReader:
         if stripped.startswith(OPENER):
             self._state = "thinking"
             return stripped[len(OPENER) :]
-        self._state = "answer" if self._state == "start" else "thinking"
+        if self._state == "opening":
+            self._state = "thinking"
+        else:
+            self._state, self._end = "answer", 0
         return text
 
     def _think(self, text: str) -> tuple[str, str]:
@@ -100,18 +97,3 @@ class ThinkReader:
                 self._state = "answer"
             return text
         return ""
-
-
-def is_thinking_open(prompt: str, messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a rendered prompt ends inside thinking that the template or the last turn opened.
-
-    What other people said in `messages` may hold markers too, so only the prompt's end counts: what
-    follows the last message that is not the assistant's.
-    """
-    said = [m.get("content") for m in messages if m.get("role") != "assistant"]
-    last = said[-1].strip() if said and isinstance(said[-1], str) else ""
-    at = prompt.rfind(last) if last else -1
-    if at < 0:
-        return prompt.rstrip().endswith(OPENER)
-    tail = prompt[at + len(last) :]
-    return tail.rfind(OPENER) > tail.rfind(CLOSER)

@@ -16,11 +16,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyserve.errors import ConfigError, RequestError
+from tinyserve.text.tool_prompt import (
+    template_knows_calls,
+    template_knows_tools,
+    with_calls_written_out,
+    with_tools,
+)
 
 if TYPE_CHECKING:
     import jinja2
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_RENAMED_ROLES = {"developer": "system", "function": "tool"}
 TEXT_PARTS = ("text", "input_text", "output_text")
 _RESERVED = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
@@ -59,6 +66,15 @@ class ChatTemplate:
         """Whether there is any template to render with."""
         return self._source is not None or bool(self._named)
 
+    @property
+    def all_sources(self) -> str:
+        """The text of all templates, to be searched for what they know."""
+        return "\n".join(filter(None, (self._source, *self._named.values())))
+
+    def replaced(self, source: str) -> ChatTemplate:
+        """Another template for the same model."""
+        return ChatTemplate(source, special_tokens=self._special_tokens)
+
     def source_for(self, *, has_tools: bool) -> str:
         """The template's text. Raises RequestError where there is none (CHAT-01, CHAT-02)."""
         source = self._named.get("tool_use", self._source) if has_tools else self._source
@@ -85,7 +101,8 @@ class ChatTemplate:
 
         `add_generation_prompt` opens the assistant's turn; by default it does unless
         `continue_final_message`, which ends the prompt inside the last message instead.
-        `template_kwargs` are further variables (`chat_template_kwargs` of a request).
+        `template_kwargs` are further variables (`chat_template_kwargs` of a request). Where the
+        template knows no `tools`, they are described in the system message (`text/tool_prompt.py`).
         Raises RequestError for a bad message, a contradiction, and whatever the template raises.
         """
         if add_generation_prompt and continue_final_message:
@@ -94,21 +111,45 @@ class ChatTemplate:
                 param="continue_final_message",
             )
         _check_template_kwargs(template_kwargs or {})
+        source = self.source_for(has_tools=bool(tools))
         chat = normalise_messages(messages)
+        if not template_knows_calls(source):
+            chat = with_calls_written_out(chat)
         if continue_final_message:
             chat[-1]["content"] += _MARKER
         variables = {
             **self._special_tokens,
             **(template_kwargs or {}),
-            "messages": chat,
-            "tools": list(tools) if tools else None,
+            "tools": None,
             "documents": list(documents) if documents else None,
             "add_generation_prompt": not continue_final_message
             if add_generation_prompt is None
             else add_generation_prompt,
         }
-        prompt = self._run(self.source_for(has_tools=bool(tools)), variables)
+        if tools and not template_knows_tools(source):
+            prompt = self._run_teaching(source, variables, chat, tools)
+        else:
+            variables["tools"] = list(tools) if tools else None
+            prompt = self._run(source, {**variables, "messages": chat})
         return _cut_at_marker(prompt, chat[-1]["content"]) if continue_final_message else prompt
+
+    def _run_teaching(
+        self,
+        source: str,
+        variables: Mapping[str, Any],
+        chat: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> str:
+        """Describe the tools in the system message, or where the template refuses one of ours, in
+        the user's.
+        """
+        try:
+            return self._run(source, {**variables, "messages": with_tools(chat, tools)})
+        except RequestError:
+            if chat[0]["role"] == "system":
+                raise
+        messages = with_tools(chat, tools, in_user=True)
+        return self._run(source, {**variables, "messages": messages})
 
     def _run(self, source: str, variables: Mapping[str, Any]) -> str:
         from tinyserve.text import sandbox  # imports jinja2, which start-up does not need
@@ -131,7 +172,9 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
 
     Content becomes a string: text parts are joined by newlines, null (allowed beside tool calls)
     is empty. "developer" becomes "system". Arguments of tool calls, JSON text in OpenAI's API,
-    become objects. Other keys stay. Raises RequestError naming the message at fault.
+    become objects. The older `function_call` and role "function" become tool calls and "tool",
+    `reasoning` becomes `reasoning_content`. Other keys stay. Raises RequestError naming the message
+    at fault.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
         raise RequestError("messages must be a list with at least one message", param="messages")
@@ -162,14 +205,23 @@ def _normalise(message: Any, where: str) -> dict[str, Any]:
             f"{where}.role must be one of {', '.join(ROLES)}, not {role!r}", param="messages"
         )
     result = dict(message)
-    result["role"] = "system" if role == "developer" else role
+    result["role"] = _RENAMED_ROLES.get(role, role)
+    function_call = result.pop("function_call", None)
     calls = message.get("tool_calls")
-    has_calls = role == "assistant" and bool(calls or message.get("function_call"))
+    if not calls and function_call:
+        calls = [{"type": "function", "function": function_call}]
+    has_calls = role == "assistant" and bool(calls)
     result["content"] = _content(message.get("content"), where, has_calls)
     if calls:
-        result["tool_calls"] = [_with_parsed_arguments(call, where) for call in calls]
+        if not isinstance(calls, (list, tuple)):
+            raise RequestError(f"{where}.tool_calls must be a list", param="messages")
+        result["tool_calls"] = [
+            _with_parsed_arguments(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)
+        ]
     elif "tool_calls" in result:
         del result["tool_calls"]  # null or empty: templates test whether the key is there
+    if "reasoning" in result:
+        result.setdefault("reasoning_content", result.pop("reasoning"))
     return result
 
 
@@ -200,15 +252,17 @@ def _part(part: Any, where: str) -> str:
 
 
 def _with_parsed_arguments(call: Any, where: str) -> dict[str, Any]:
-    if not isinstance(call, Mapping) or not isinstance(call.get("function", {}), Mapping):
-        raise RequestError(f"{where}.tool_calls must hold objects", param="messages")
-    function = dict(call.get("function", {}))
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        # What a model wrote need not be JSON; then the template gets it as it is.
-        with contextlib.suppress(ValueError):
-            function["arguments"] = json.loads(arguments) if arguments.strip() else {}
-    return {**call, "function": function}
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise RequestError(f"{where}.function must be an object with a name", param="messages")
+    arguments = function.get("arguments", "")
+    if arguments is not None and not isinstance(arguments, (str, Mapping)):
+        raise RequestError(f"{where}.function.arguments must be a string of JSON", param="messages")
+    if not isinstance(arguments, Mapping):
+        # What a model wrote need not be JSON; then the template gets it as it is (TOOL-05).
+        with contextlib.suppress(ValueError, RecursionError):
+            arguments = json.loads(arguments) if arguments and arguments.strip() else {}
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _check_template_kwargs(kwargs: Mapping[str, Any]) -> None:

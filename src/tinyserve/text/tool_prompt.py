@@ -40,7 +40,10 @@ def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def with_tools(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, in_user: bool
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]],
+    *,
+    in_user: bool = False,
 ) -> list[dict[str, Any]]:
     """The messages with the tools described in the system message, or in the first user's.
 

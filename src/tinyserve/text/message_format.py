@@ -1,0 +1,72 @@
+"""`MessageFormat`: how one model writes its messages, read off its chat template or set.
+
+Puts together the parser of a message, and says which special tokens it has to see. Knows no tokens
+itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tinyserve.text.messages import MessageParser
+from tinyserve.text.reasoning import CLOSER, OPENER, ThinkReader
+from tinyserve.text.tool_formats import ToolFormat, detect_tool_format
+from tinyserve.text.tool_reader import CallReader
+from tinyserve.text.tool_use import ToolUse
+
+
+@dataclass(frozen=True)
+class MessageFormat:
+    """`tools` None: calls are not read. `reasoning`: "none", "qwen3" or "deepseek_r1"."""
+
+    tools: ToolFormat | None = None
+    reasoning: str = "none"
+
+    @classmethod
+    def detect(
+        cls, source: str | None, *, tool_call_parser: str = "auto", reasoning_parser: str = "none"
+    ) -> MessageFormat:
+        """By the settings; where one is "auto", by the text of the chat template."""
+        if reasoning_parser == "auto":
+            reasoning_parser = "qwen3" if CLOSER in (source or "") else "none"
+        return cls(detect_tool_format(source, tool_call_parser), reasoning_parser)
+
+    @property
+    def reads_thinking(self) -> bool:
+        return self.reasoning != "none"
+
+    def starts_thinking(self, is_open: bool | None) -> bool:
+        """Whether a message begins inside thinking, after a prompt that has opened it (True),
+        closed it (False), or neither (None).
+        """
+        return is_open is True or (is_open is None and self.reasoning == "deepseek_r1")
+
+    def markers(self, tools: ToolUse | None) -> tuple[str, ...]:
+        """What a parser must see although it may be special tokens."""
+        thinking = (OPENER, CLOSER) if self.reads_thinking else ()
+        return (*(self.tools.markers if tools and self.tools else ()), *thinking)
+
+    def new_parser(self, tools: ToolUse | None, *, is_open: bool | None = None) -> MessageParser:
+        """A parser of one message; `is_open` as in `starts_thinking`."""
+        reasoning = calls = None
+        if self.reads_thinking:
+            reasoning = ThinkReader(is_open=self.starts_thinking(is_open))
+        if tools is not None and self.tools is not None:
+            calls = CallReader(self.tools, tools.allowed, max_calls=tools.max_calls)
+        return MessageParser(reasoning=reasoning, tools=calls)
+
+
+def thinking_after(prompt: str, messages: Sequence[Mapping[str, Any]]) -> bool | None:
+    """What a rendered prompt leaves: thinking that is open (True), closed (False), or none (None).
+
+    What other people said in `messages` may hold markers too, so only the prompt's end counts: what
+    follows the last message that is not the assistant's.
+    """
+    said = [m.get("content") for m in messages if m.get("role") != "assistant"]
+    last = said[-1].strip() if said and isinstance(said[-1], str) else ""
+    at = prompt.rfind(last) if last else -1
+    tail = prompt[at + len(last) :] if at >= 0 else prompt.rstrip()[-len(CLOSER) :]
+    opened, closed = tail.rfind(OPENER), tail.rfind(CLOSER)
+    return None if opened == closed == -1 else opened > closed
