@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tinyserve.server.protocol import GenerationRequest
+from pydantic import BaseModel
 
 
-def body_schema(kind: type[GenerationRequest]) -> dict[str, Any]:
+def body_schema(kind: type[BaseModel]) -> dict[str, Any]:
     """What a route adds to its entry in the document."""
     schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
     definitions = schema.pop("$defs", {})

@@ -165,14 +165,30 @@ class ChatRequest(GenerationRequest):
 
 
 Body = TypeVar("Body", bound=GenerationRequest)
+Model = TypeVar("Model", bound=BaseModel)
 
 _UNION_TAGS = {"str", "int", "float", "bool", "dict", "list"}
 
 
 def parse_body(kind: type[Body], body: bytes) -> Body:
     """The request in `body`, or RequestError naming the first field at fault."""
+    request = read_model(kind, body)
+    refuse_unserved(request.model_extra or {})
+    return request
+
+
+def read_model(kind: type[Model], body: bytes) -> Model:
+    """Any kind of body, or RequestError naming the first field at fault."""
     try:
-        request = kind.model_validate_json(body)
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _request_error(error) from None
+
+
+def as_chat_request(fields: Mapping[str, Any]) -> ChatRequest:
+    """A ChatRequest of values that another protocol's body has given; checked like a body."""
+    try:
+        request = ChatRequest.model_validate(dict(fields))
     except ValidationError as error:
         raise _request_error(error) from None
     refuse_unserved(request.model_extra or {})

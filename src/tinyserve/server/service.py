@@ -106,6 +106,12 @@ class Service:
         named = self.engine.config.server.served_model_name
         self.names: tuple[str, ...] = named or (self.engine.model_name,)
         self._known_strangers: set[str] = set()
+        self._notes: set[str] = set()
+
+    @property
+    def room(self) -> int:
+        """The longest prompt plus answer, in tokens."""
+        return self.engine.intake.limits.room
 
     def model_object(self, name: str) -> dict[str, Any]:
         return {
@@ -270,6 +276,12 @@ class Service:
             self._known_strangers |= new
             shown = ", ".join(repr(name[:64]) for name in itertools.islice(sorted(new), 20))
             logger.info("ignoring unknown request fields: %s (said once)", shown)
+
+    def note(self, message: str) -> None:
+        """Log something that clients may do often, once."""
+        if message not in self._notes and len(self._notes) < 1000:
+            self._notes.add(message)
+            logger.info("%s (said once)", message)
 
 
 def _truncated(ids: list[int], keep: int | None) -> list[int]:

@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 from fastapi import FastAPI
 
-from tinyserve.server.routes import observe, openai, status
+from tinyserve.server.routes import embeddings, observe, openai, responses, status
 from tinyserve.server.state import ServerState
 
 ROUTES: tuple[Callable[[FastAPI, ServerState], None], ...] = (
     status.add_routes,
     observe.add_routes,
     openai.add_routes,
+    embeddings.add_routes,
+    responses.add_routes,
 )

@@ -1,0 +1,76 @@
+"""Making a conversation fit the context, for protocols that ask for it.
+
+By default nothing is cut and what does not fit is refused (LIM-12). The Responses API may ask for
+`truncation: auto`: then the oldest turns go, and the answer says how many messages went. The
+Messages API makes clients name a `max_tokens`, which they set far beyond any small model's context:
+it is lowered to the room that is left, and the answer says so when that room is used up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tinyserve.errors import ContextLengthError
+from tinyserve.server.protocol import ChatRequest
+from tinyserve.server.service import Service
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A conversation that fits, with its token ids."""
+
+    body: ChatRequest
+    prompt_ids: list[int]
+    num_dropped: int = 0  # messages that had to go
+
+
+async def as_it_is(service: Service, body: ChatRequest) -> Fitted:
+    """The conversation with nothing cut."""
+    return Fitted(body, await service.encode_chat(body))
+
+
+async def without_oldest(service: Service, body: ChatRequest) -> Fitted:
+    """The longest end of the conversation that leaves room for the answer.
+
+    Instructions stay, and what is kept begins with a user's message, so that no tool's result is
+    left without its call. What does not fit even so is returned whole, to be refused like any
+    other.
+    """
+    room = service.room - (body.max_tokens or 1)
+    whole = await as_it_is(service, body)
+    if len(whole.prompt_ids) <= room:
+        return whole
+    best = whole
+    cuts = [i for i, message in enumerate(body.messages) if message.role == "user"]
+    low, high = 0, len(cuts) - 1
+    while low <= high:  # later cuts leave less: find the first that fits
+        middle = (low + high) // 2
+        tried = await _cut(service, body, cuts[middle])
+        if len(tried.prompt_ids) <= room:
+            best, high = tried, middle - 1
+        else:
+            low = middle + 1
+    return best
+
+
+async def with_room_left(
+    service: Service, body: ChatRequest, refuse: Callable[[int, int], ContextLengthError]
+) -> Fitted:
+    """The conversation, its `max_tokens` lowered to the room. Raises `refuse(prompt, limit)`."""
+    fitted = await as_it_is(service, body)
+    left = service.room - len(fitted.prompt_ids)
+    if left < 1:
+        raise refuse(len(fitted.prompt_ids), service.room)
+    if body.max_tokens is None or body.max_tokens <= left:
+        return fitted
+    return Fitted(body.model_copy(update={"max_tokens": left}), fitted.prompt_ids)
+
+
+async def _cut(service: Service, body: ChatRequest, start: int) -> Fitted:
+    """The conversation from message `start` on, with the instructions before it."""
+    before = [m for m in body.messages[:start] if m.role in ("system", "developer")]
+    kept = [*before, *body.messages[start:]]
+    shorter = body.model_copy(update={"messages": kept})
+    ids = await service.encode_chat(shorter)
+    return Fitted(shorter, ids, len(body.messages) - len(kept))

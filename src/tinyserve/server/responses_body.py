@@ -1,0 +1,113 @@
+"""`ResponsesRequest`: the body of `POST /v1/responses`, and what of it this server cannot do.
+
+Following the OpenAI API reference. The server keeps nothing between requests, so whatever refers to
+something kept is refused; `store` is accepted and has no effect, since most clients send it. What
+has a form of its own is read by `responses_input` and `responses_tools`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from tinyserve.errors import RequestError
+from tinyserve.server.json_node import Node
+
+LOGPROBS = "message.output_text.logprobs"  # a member of `include`
+
+
+def _text_or_items(value: Any) -> Any:
+    if value is None or isinstance(value, str | list):
+        return value
+    raise ValueError("must be a string or a list of items")
+
+
+def _text_or_object(value: Any) -> Any:
+    if value is None or isinstance(value, str | dict):
+        return value
+    raise ValueError("must be a string or an object")
+
+
+class ResponsesRequest(BaseModel):
+    """`POST /v1/responses`. Unknown fields go on to the chat request, which knows extensions."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    model: str | None = None
+    input: Annotated[str | list[Any] | None, BeforeValidator(_text_or_items)] = None
+    instructions: str | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: str | None = None
+    conversation: Annotated[str | dict[str, Any] | None, BeforeValidator(_text_or_object)] = None
+    prompt: dict[str, Any] | None = None
+
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: int | None = None
+    include: list[str] | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+
+    tools: list[Any] | None = None
+    tool_choice: Annotated[str | dict[str, Any] | None, BeforeValidator(_text_or_object)] = None
+    parallel_tool_calls: bool | None = None
+
+    metadata: dict[str, str] | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: str | None = None
+    stream_options: dict[str, Any] | None = None
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
+
+
+# Of the chat request's own fields, those that this API has another name for, or no place.
+NOT_PASSED_ON = frozenset(
+    {"messages", "logprobs", "max_tokens", "max_completion_tokens", "echo", "return_token_ids"}
+)
+
+
+def refuse_unserved(body: ResponsesRequest) -> None:
+    """Raise RequestError where a field asks for what this server does not do."""
+    kept = "this server keeps nothing between requests; send the whole conversation in `input`"
+    for name, is_set, reason in (
+        ("previous_response_id", body.previous_response_id is not None, kept),
+        ("conversation", body.conversation is not None, kept),
+        ("prompt", body.prompt is not None, "stored prompts are not supported"),
+        ("background", body.background, "responses in the background are not supported"),
+        ("n", (body.model_extra or {}).get("n") not in (None, 1), "there is one answer only"),
+    ):
+        if is_set:
+            raise RequestError(f"{name}: {reason}", param=name, code="unsupported_parameter")
+    if body.max_output_tokens is not None and body.max_output_tokens < 1:
+        raise RequestError(
+            f"max_output_tokens must be at least 1, got {body.max_output_tokens}",
+            param="max_output_tokens",
+        )
+
+
+def response_format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """`text.format` as the chat API's `response_format`; None for plain text."""
+    node = Node(text or {}, "text").get("format")
+    if node.value is None:
+        return None
+    kind = node.get("type").one_of(("text", "json_object", "json_schema"))
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return {"type": "json_object"}
+    schema = node.get("schema").object()
+    named: dict[str, Any] = {"name": node.get("name").text_or("response"), "schema": schema}
+    if node.get("strict").value is not None:
+        named["strict"] = node.get("strict").flag_or(False)
+    return {"type": "json_schema", "json_schema": named}

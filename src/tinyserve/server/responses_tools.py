@@ -1,0 +1,146 @@
+"""The tools of a Responses request, as the functions that a chat template can show a model.
+
+Function tools pass as they are. A custom tool takes free text: the model is offered a function with
+one string, `input`, and its call is turned back. The tools of a namespace are offered one by one,
+under their own names where these are unique. What the API's owner would run itself (web search,
+image generation, ...) cannot be offered; its kinds are kept in `left_out`, to be logged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tinyserve.server.json_node import Node
+from tinyserve.server.shapes import to_json
+
+INPUT = "input"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The tool behind an offered function, by the client's names."""
+
+    name: str
+    namespace: str = ""
+    is_custom: bool = False
+
+
+@dataclass
+class ToolSet:
+    """`functions` are the chat request's tools, `echoed` the client's own words for them."""
+
+    functions: list[dict[str, Any]] = field(default_factory=list)
+    echoed: list[Any] = field(default_factory=list)
+    left_out: set[str] = field(default_factory=set)
+    origins: dict[str, Origin] = field(default_factory=dict)  # by offered name
+
+    def origin(self, offered: str) -> Origin:
+        """The tool that the model has called."""
+        return self.origins.get(offered, Origin(offered))
+
+    def offered_name(self, name: str, namespace: str) -> str:
+        """What the model knows the client's tool as."""
+        for offered, origin in self.origins.items():
+            if (origin.name, origin.namespace) == (name, namespace):
+                return offered
+        return f"{namespace}__{name}" if namespace else name
+
+
+def read_tools(value: Sequence[Any] | None) -> ToolSet:
+    """Raises RequestError naming the tool."""
+    tools = ToolSet()
+    for node in Node(list(value or ()), "tools").items():
+        kind = node.get("type").text()
+        if kind in ("function", "custom"):
+            _offer(node, "", tools)
+        elif kind == "namespace":
+            namespace = node.get("name").text()
+            for inner in node.get("tools").items():
+                if inner.get("type").text() in ("function", "custom"):
+                    _offer(inner, namespace, tools)
+                else:
+                    tools.left_out.add(inner.get("type").text())
+        else:
+            tools.left_out.add(kind)
+            continue
+        tools.echoed.append(node.value)
+    return tools
+
+
+def read_choice(
+    value: str | Mapping[str, Any] | None, tools: ToolSet
+) -> tuple[Any, list[dict[str, Any]]]:
+    """The chat request's `tool_choice` and the functions that it leaves. Raises RequestError."""
+    node = Node(value, "tool_choice")
+    if value is None or isinstance(value, str):
+        mode = "auto" if value is None else node.one_of(("none", "auto", "required"))
+        if mode == "required" and not tools.functions:
+            raise node.fault("a call is required, but no tool can be offered")
+        return mode, tools.functions
+    kind = node.get("type").text()
+    if kind == "allowed_tools":
+        mode = node.get("mode").one_of(("auto", "required"))
+        names = {_chosen(choice, tools) for choice in node.get("tools").items()}
+        return mode, [f for f in tools.functions if f["function"]["name"] in names]
+    return {"type": "function", "function": {"name": _chosen(node, tools)}}, tools.functions
+
+
+def custom_arguments(text: str) -> str:
+    """The free text of a custom tool's call, as the arguments that the model has written."""
+    return to_json({INPUT: text})
+
+
+def custom_input(arguments: str) -> str:
+    """The free text in the arguments; arguments of any other form are the text themselves."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    text = value.get(INPUT) if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments
+
+
+def _chosen(node: Node, tools: ToolSet) -> str:
+    kind = node.get("type").text()
+    if kind not in ("function", "custom"):
+        raise node.get("type").fault(f"{kind[:64]!r} cannot be offered by this server")
+    name = tools.offered_name(node.get("name").text(), node.get("namespace").text_or(""))
+    if name not in tools.origins:
+        raise node.get("name").fault(f"there is no tool named {name[:64]!r}")
+    return name
+
+
+def _offer(node: Node, namespace: str, tools: ToolSet) -> None:
+    name, is_custom = node.get("name").text(), node.value["type"] == "custom"
+    if not name:
+        raise node.get("name").fault("must not be empty")
+    offered = f"{namespace}__{name}" if name in tools.origins and namespace else name
+    if offered in tools.origins:
+        raise node.get("name").fault(f"there are two tools named {offered[:64]!r}")
+    tools.origins[offered] = Origin(name, namespace, is_custom)
+    function: dict[str, Any] = {
+        "name": offered,
+        "parameters": _free_text() if is_custom else _parameters(node.get("parameters")),
+    }
+    description = node.get("description").text_or("")
+    if description:
+        function["description"] = description
+    if node.get("strict").value is not None:
+        function["strict"] = node.get("strict").flag_or(False)
+    tools.functions.append({"type": "function", "function": function})
+
+
+def _parameters(node: Node) -> Mapping[str, Any]:
+    return {"type": "object", "properties": {}} if node.value is None else node.object()
+
+
+def _free_text() -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {INPUT: {"type": "string", "description": "The text that the tool takes."}},
+        "required": [INPUT],
+        "additionalProperties": False,
+    }

@@ -1,0 +1,99 @@
+"""`POST /v1/responses`: OpenAI's Responses API, without its memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from tinyserve.server.answer import answer
+from tinyserve.server.fitting import as_it_is, without_oldest
+from tinyserve.server.http import client_of, read_json
+from tinyserve.server.json_node import Node, renamed
+from tinyserve.server.openapi import body_schema
+from tinyserve.server.protocol import ChatRequest, as_chat_request, read_model
+from tinyserve.server.responses_body import (
+    NOT_PASSED_ON,
+    ResponsesRequest,
+    refuse_unserved,
+    response_format,
+)
+from tinyserve.server.responses_input import read_input
+from tinyserve.server.responses_object import ResponseObject
+from tinyserve.server.responses_tools import ToolSet, read_choice, read_tools
+from tinyserve.server.responses_writer import ResponseWriter
+from tinyserve.server.service import ChatContext, Prepared, Service
+from tinyserve.server.state import ServerState
+from tinyserve.server.writer import Writer
+
+# The chat request's fields by the names that this API's clients know.
+_NAMES = {
+    "messages": "input",
+    "prompt": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+}
+
+
+def add_routes(app: FastAPI, state: ServerState) -> None:
+    @app.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
+    async def responses(request: Request) -> Response:
+        service, bridge = state.ready()
+        body = read_model(ResponsesRequest, await read_json(request, state.config.max_body_size))
+        client = client_of(request, body.user or body.safety_identifier)
+        service.resolve_model(body.model)
+        refuse_unserved(body)
+        with renamed(_NAMES):
+            prepared = await _prepared(service, body, client)
+        return await answer(state, bridge, request, prepared)
+
+
+async def _prepared(service: Service, body: ResponsesRequest, client: str) -> Prepared:
+    tools = read_tools(body.tools)
+    chat = _chat_request(service, body, tools)
+    fit = without_oldest if body.truncation == "auto" else as_it_is
+    fitted = await fit(service, chat)
+    if fitted.num_dropped:
+        service.note("truncation: auto has left out the oldest messages of a conversation")
+
+    def make_writer(context: ChatContext) -> Writer:
+        response_id = f"resp_{secrets.token_hex(16)}"
+        named = dataclasses.replace(context.identity, response_id=response_id)
+        response = ResponseObject(
+            named.response_id, named.created, named.model, body, tools, fitted.num_dropped
+        )
+        return ResponseWriter(response, context.new_parser(), context.tokenizer)
+
+    return await service.chat(
+        fitted.body, client, make_writer=make_writer, prompt_ids=fitted.prompt_ids
+    )
+
+
+def _chat_request(service: Service, body: ResponsesRequest, tools: ToolSet) -> ChatRequest:
+    messages, left_out = read_input(body.input, body.instructions, tools)
+    for kind in sorted(left_out | tools.left_out):
+        service.note(f"/v1/responses: leaving out {kind[:64]!r}, which this server cannot offer")
+    choice, functions = read_choice(body.tool_choice, tools)
+    extra = {k: v for k, v in (body.model_extra or {}).items() if k not in NOT_PASSED_ON}
+    fields: dict[str, Any] = {
+        **extra,
+        "messages": messages,
+        "model": body.model,
+        "stream": body.stream,
+        "user": body.user,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "max_tokens": body.max_output_tokens,
+        "logprobs": True if body.wants_logprobs else None,
+        "top_logprobs": body.top_logprobs if body.wants_logprobs else None,
+        "response_format": response_format(body.text),
+        "reasoning_effort": Node(body.reasoning or {}, "reasoning").get("effort").text_or("")
+        or None,
+    }
+    if functions:
+        fields["tools"], fields["tool_choice"] = functions, choice
+        fields["parallel_tool_calls"] = body.parallel_tool_calls
+    return as_chat_request({k: v for k, v in fields.items() if v is not None})
