@@ -26,6 +26,7 @@ from tinyserve.errors import ConfigError
 from tinyserve.settings import (
     Setting,
     check,
+    checked,
     did_you_mean,
     setting,
     settings_of,
@@ -196,22 +197,70 @@ class SchedulerConfig:
 
 @dataclass(frozen=True)
 class SpecConfig:
-    """Speculative decoding. Parsed and checked, but not available yet."""
+    """Speculative decoding. Where settings come from outside, naming a method turns it on, unless
+    the same source says `enabled: false`.
+    """
 
     SECTION: ClassVar[str] = "spec"
 
     enabled: bool = setting(False, "speculative decoding", flags="--enable-speculation")
     method: str = setting(
-        "ngram", "how drafts are proposed", flags="--speculative-method", choices=("ngram",)
+        "ngram",
+        "how drafts are proposed",
+        flags="--speculative-method",
+        choices=("ngram", "suffix", "draft_model"),
+        aliases={"draft": "draft_model"},
     )
-    num_speculative_tokens: int = setting(4, "drafts per step", low=1, high=32, unit="tokens")
+    draft_model: str | None = setting(
+        None,
+        "model that drafts: folder, .gguf file or hub id, with the tokenizer of the served one",
+        flags="--draft-model --speculative-model",
+    )
+    num_speculative_tokens: int = setting(
+        4, "most drafts for a sequence in one step", low=1, high=32, unit="tokens"
+    )
+    verification: str = setting(
+        "coupled",
+        "coupled: the same bits as without drafts; rejection: the same distribution",
+        flags="--speculative-verification",
+        choices=("coupled", "rejection"),
+    )
+    adaptive: bool = setting(
+        True,
+        "draft only where it pays, by measured times and acceptance",
+        flags="--speculative-adaptive",
+    )
+    prompt_lookup_max: int = setting(
+        4, "longest run of tokens that ngram looks up", low=1, high=64, unit="tokens"
+    )
+    prompt_lookup_min: int = setting(
+        2, "shortest run of tokens that ngram looks up", low=1, high=64, unit="tokens"
+    )
+    max_past_tokens: int = setting(
+        32768,
+        "past output that suffix drafts from; 0 keeps none",
+        flags="--speculative-max-past-tokens",
+        low=0,
+        high=1 << 24,
+        unit="tokens",
+    )
+    speculative_config: Mapping[str, Any] | None = setting(
+        None, 'settings of this section in one, e.g. \'{"method": "suffix"}\''
+    )
 
     def __post_init__(self) -> None:
         check(self)
-        if self.enabled:
+        if self.speculative_config is not None:
+            raise ConfigError("spec.speculative_config is for sources outside the program")
+        if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError(
-                "spec.enabled: speculative decoding is not available in this version yet; "
-                "leave it false"
+                f"spec.prompt_lookup_min ({self.prompt_lookup_min}) exceeds "
+                f"spec.prompt_lookup_max ({self.prompt_lookup_max})"
+            )
+        if self.enabled and (self.method == "draft_model") != (self.draft_model is not None):
+            raise ConfigError(
+                "spec.draft_model names the model of method draft_model; "
+                f"the method is {self.method} and the model {self.draft_model!r}"
             )
 
 
@@ -325,12 +374,12 @@ class TinyServeConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TinyServeConfig:
         """From nested mappings such as {"cache": {"block_size": 32}}. Raises ConfigError."""
-        return _build(layer_from_mapping(values, "configuration", SECTIONS))
+        return _build(_spread(layer_from_mapping(values, "configuration", SECTIONS)))
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str]) -> TinyServeConfig:
         """From a YAML file; sections and keys may be left out. Raises ConfigError."""
-        return _build(layer_from_yaml(path, SECTIONS))
+        return _build(_spread(layer_from_yaml(path, SECTIONS)))
 
     @classmethod
     def resolve(
@@ -350,6 +399,7 @@ class TinyServeConfig:
         layers.append(layer_from_dotted(overrides or {}, SECTIONS))
         merged: Layer = {}
         for layer in layers:
+            _spread(layer)
             _retract(merged, layer)
             for section, entries in layer.items():
                 merged.setdefault(section, {}).update(entries)
@@ -371,6 +421,7 @@ class TinyServeConfig:
             if name not in homes:
                 raise ConfigError(f"unknown setting {name!r}" + did_you_mean(name, homes))
             changed.setdefault(homes[name], {})[name] = value
+        _spread(changed)
         if changed.get("cache", {}).get("kv_cache_memory") is not None:
             changed["cache"].setdefault("num_blocks", None)
         replaced = {s: dataclasses.replace(getattr(self, s), **v) for s, v in changed.items()}
@@ -400,6 +451,32 @@ def _retract(below: Layer, above: Layer) -> None:
         cache.pop("num_blocks", None)
     if new.get("num_blocks") is not None and "kv_cache_memory" not in new:
         cache.pop("kv_cache_memory", None)
+
+
+def _spread(layer: Layer) -> Layer:
+    """Say in full what one source says of speculation, in place: `speculative_config` becomes the
+    settings it holds; a draft model implies its method, and a method implies `enabled`.
+
+    Raises ConfigError where the source contradicts itself.
+    """
+    spec = layer.get("spec", {})
+    known = settings_of(SpecConfig)
+    held = checked(known["speculative_config"], spec.pop("speculative_config", None)) or {}
+    for key, value in held.items():
+        name = "draft_model" if key == "model" else key  # as vLLM calls it
+        if name not in known or name == "speculative_config":
+            raise ConfigError(
+                f"spec.speculative_config: unknown setting {key!r}" + did_you_mean(key, known)
+            )
+        if spec.setdefault(name, value) != value:
+            raise ConfigError(
+                f"spec.{name} is set twice: {spec[name]!r}, and {value!r} in speculative_config"
+            )
+    if spec.get("draft_model") is not None:
+        spec.setdefault("method", "draft_model")
+    if held or "method" in spec:
+        spec.setdefault("enabled", True)
+    return layer
 
 
 def _build(layer: Layer) -> TinyServeConfig:

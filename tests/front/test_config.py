@@ -86,7 +86,15 @@ def test_values_are_frozen() -> None:
         ({"server": {"request_timeout_s": float("nan")}}, "server.request_timeout_s"),
         ({"server": {"api_key": [""]}}, "server.api_key"),
         ({"server": {"api_key": [5]}}, "server.api_key must be a string or a list of strings"),
-        ({"spec": {"enabled": True}}, "spec.enabled"),
+        ({"spec": {"method": "draft_model"}}, "spec.draft_model"),
+        ({"spec": {"enabled": True, "draft_model": "x", "method": "ngram"}}, "spec.draft_model"),
+        ({"spec": {"prompt_lookup_min": 5}}, "spec.prompt_lookup_min"),
+        ({"spec": {"speculative_config": {"methd": "ngram"}}}, "'methd' (did you mean 'method'?)"),
+        ({"spec": {"speculative_config": 5}}, "spec.speculative_config must be a mapping"),
+        (
+            {"spec": {"method": "ngram", "speculative_config": {"method": "suffix"}}},
+            "spec.method is set twice",
+        ),
         ({"spec": {"method": "psychic"}}, "spec.method"),
     ],
 )

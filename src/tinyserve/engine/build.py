@@ -28,6 +28,7 @@ from tinyserve.engine.memory import available_memory, total_memory
 from tinyserve.engine.plan import Runner
 from tinyserve.engine.request import Pooling
 from tinyserve.engine.runner import ModelRunner
+from tinyserve.engine.speculation import make_drafter
 from tinyserve.errors import ConfigError
 from tinyserve.kernels.ops import NUMERICS_VERSION
 from tinyserve.kv.manager import KVManager
@@ -36,6 +37,7 @@ from tinyserve.models.cache import cache_dir
 from tinyserve.models.checkpoint import Checkpoint, Progress, load_checkpoint
 from tinyserve.models.config import ModelConfig
 from tinyserve.models.weights import resolve_kv_dtype
+from tinyserve.spec.drafter import Drafter
 from tinyserve.text.template import read_chat_template
 from tinyserve.text.tokenizer import Tokenizer
 
@@ -72,7 +74,8 @@ def build_engine(config: TinyServeConfig, progress: Progress | None = None) -> E
     )
     # Embeddings may be padded past the tokenizer's last id; such ids are never drawn.
     runner.known_vocab = min(runner.known_vocab, tokenizer.vocab_size)
-    engine = assemble(config, checkpoint, tokenizer, runner, notes)
+    drafter = make_drafter(config.spec)
+    engine = assemble(config, checkpoint, tokenizer, runner, notes, drafter)
     runner.note_process()
     return engine
 
@@ -83,6 +86,7 @@ def assemble(
     tokenizer: Tokenizer,
     runner: Runner,
     notes: Sequence[str] = (),
+    drafter: Drafter | None = None,
 ) -> Engine:
     """An engine over any runner; `config` is resolved."""
     vocab_size = checkpoint.config.vocab_size
@@ -95,6 +99,7 @@ def assemble(
         scheduler,
         eos_token_ids=checkpoint.eos_token_ids,
         vocab_size=vocab_size,
+        drafter=drafter,
     )
     limits = ModelLimits(
         vocab_size,
