@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from starlette.requests import Request
@@ -11,11 +12,14 @@ from tinyserve.server.bridge import EngineBridge
 from tinyserve.server.deltas import Delta
 from tinyserve.server.errors import HTTPFailure
 from tinyserve.server.http import request_id_header
+from tinyserve.server.outlet import Outlet, Readers, SlowReaderError
 from tinyserve.server.service import Prepared
-from tinyserve.server.session import Session
+from tinyserve.server.session import Job, Session
 from tinyserve.server.shapes import to_json
 from tinyserve.server.sse import EventStream
 from tinyserve.server.state import ServerState
+
+logger = logging.getLogger("tinyserve.server")
 
 
 async def answer(
@@ -23,19 +27,30 @@ async def answer(
 ) -> Response:
     """Run a prepared request. Whatever happens, it is released in the end."""
     job, writer = prepared.job, prepared.writer
-    session = Session(bridge, job, timeout_s=state.config.request_timeout_s)
-    session.open()
     headers = request_id_header(request)
     if prepared.is_stream:
-        return _Raw(EventStream(session, writer, job.deltas, headers))
+        timeout_s, max_held = state.config.request_timeout_s, state.readers.buffer_size
+        session = Session(bridge, job, timeout_s=timeout_s, max_held=max_held)
+        session.open()
+        return _Raw(EventStream(session, writer, job.deltas, state.readers, headers))
+    deltas = await collect(state, bridge, request, job)
+    response = _Whole(to_json(writer.whole(deltas, job.deltas)).encode(), state.readers)
+    response.raw_headers += headers
+    return response
+
+
+async def collect(
+    state: ServerState, bridge: EngineBridge, request: Request, job: Job
+) -> list[Delta]:
+    """Everything that comes of a job. Whatever happens, it is released in the end."""
+    session = Session(bridge, job, timeout_s=state.config.request_timeout_s)
+    session.open()
     try:
         session.watch(request.receive)
         deltas: list[Delta] = []
         async for batch in session.batches():
             deltas += batch
-        response = json_response(writer.whole(deltas, job.deltas))
-        response.raw_headers += headers
-        return response
+        return deltas
     finally:
         session.close()
 
@@ -61,4 +76,23 @@ class _Raw(Response):
         self.raw_headers = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._stream(receive, send)
+        await self._stream(scope, receive, send)
+
+
+class _Whole(Response):
+    """A JSON answer that may be long: no reader makes the server keep all of it for good."""
+
+    media_type = "application/json"
+
+    def __init__(self, body: bytes, readers: Readers) -> None:
+        super().__init__(body)
+        self._readers = readers
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        outlet = Outlet(send, scope, self._readers)
+        headers = self.raw_headers
+        try:
+            await outlet.send({"type": "http.response.start", "status": 200, "headers": headers})
+            await outlet.write(bytes(self.body), is_last=True)
+        except SlowReaderError:
+            logger.info("a client that did not read its answer was cut off")

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tinyserve.engine.request import RequestOutput
 from tinyserve.engine.sampling import SampledToken
 from tinyserve.text.tokenizer import Tokenizer
@@ -40,6 +43,7 @@ class Delta:
     logprobs: list[ScoredToken] | None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    embedding: NDArray[np.float32] | None = None
 
 
 @dataclass(slots=True)
@@ -164,6 +168,7 @@ class DeltaMaker:
             choice.logprobs if with_logprobs else None,
             output.finish_reason,
             output.stop_reason,
+            output.embedding,
         )
         choice.token_ids, choice.logprobs = [], []
         return delta

@@ -1,0 +1,26 @@
+"""OpenAI's embeddings."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request, Response
+
+from tinyserve.server.answer import collect
+from tinyserve.server.embeddings import EmbeddingRequest, embedding_answer, embedding_job
+from tinyserve.server.http import client_of, read_json, request_id_header
+from tinyserve.server.openapi import body_schema
+from tinyserve.server.protocol import read_model
+from tinyserve.server.state import ServerState
+
+
+def add_routes(app: FastAPI, state: ServerState) -> None:
+    @app.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingRequest))
+    async def embeddings(request: Request) -> Response:
+        service, bridge = state.ready()
+        body = read_model(EmbeddingRequest, await read_json(request, state.config.max_body_size))
+        model = service.resolve_model(body.model)
+        job = await embedding_job(service, body, client_of(request, body.user))
+        deltas = await collect(state, bridge, request, job)
+        text = await embedding_answer(body, model, deltas, job.deltas.usage)
+        response = Response(text, media_type="application/json")
+        response.raw_headers += request_id_header(request)
+        return response
