@@ -79,3 +79,27 @@ def pareto(points: Sequence[Point], path: str) -> None:
     )
     ttft.legend(frameon=False, fontsize=8)
     save(drawn, path)
+
+
+def bars(studies: Mapping[str, Mapping[str, Point]], path: str) -> None:
+    """For each study, p50 and p99 latencies of its variants."""
+    columns = min(3, len(studies))
+    rows = -(-len(studies) // columns)
+    drawn, axes = figure(columns, "What single mechanisms are worth", rows=rows)
+    for axis, (name, variants) in zip(axes, studies.items(), strict=False):
+        places = range(len(variants))
+        for offset, (share, alpha) in enumerate((("p50", 0.55), ("p99", 1.0))):
+            heights = [v["watched_ttft_s"][share] for v in variants.values()]
+            axis.bar(
+                [place + 0.36 * offset for place in places],
+                heights,
+                width=0.34,
+                color=[COLOURS[i % len(COLOURS)] for i in places],
+                alpha=alpha,
+            )
+        axis.set_xticks([place + 0.18 for place in places], list(variants), fontsize=8)
+        axis.set(title=name, ylabel="time to first token, s (p50 pale, p99 full)")
+        axis.title.set_fontsize(10)
+    for axis in axes[len(studies) :]:
+        axis.set_visible(False)
+    save(drawn, path)

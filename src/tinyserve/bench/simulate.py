@@ -1,6 +1,6 @@
 """The simulator: the real scheduler over a runner that only knows how long a step takes.
 
-`StepTimes` says how long that is, from measurements: by the tokens in the step (interpolated between
+`StepTimes` says how long that is, from measurements: by the tokens in it (interpolated between
 measured sizes), the rows that are drawn, and the context that they attend to (slopes).
 `SimulatedRunner` moves a virtual clock by it. `Fleet` runs many replicas behind a router in one
 virtual time, so that policies can be studied at thousands of requests a second.

@@ -1,0 +1,256 @@
+"""What single mechanisms are worth: each on and off, on the workload it is for.
+
+    python -m tinyserve.bench.studies --study chunked-prefill,prefix-cache --size small
+
+    chunked-prefill   streams that decode while long prompts arrive: chunks against whole prompts
+    prefix-cache      one long system prompt shared by all: the prefix cache on and off
+    agent             conversations that repeat their history each turn: the prefix cache on and off
+    preemption        a KV-cache too small for the load: swap against recompute
+    priority          urgent requests among a flood: first come first served against priorities
+    fairness          one client floods, others ask now and then: first come against fair shares
+
+Variants take turns on the same requests for `--repeat` rounds; medians are reported. Writes JSON,
+prints a table, and draws bars (--plot).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tinyserve.bench.common import (
+    argument_parser,
+    command,
+    machine,
+    model_section,
+    say,
+    table,
+    write_json,
+)
+from tinyserve.bench.latency import Record, spread, summary
+from tinyserve.bench.replay import replay, replay_conversations
+from tinyserve.bench.sweep_pareto import median_of
+from tinyserve.bench.workload import (
+    Arrival,
+    Shape,
+    Span,
+    agent_turns,
+    with_flood,
+    with_shared_prefix,
+)
+from tinyserve.config import TinyServeConfig
+from tinyserve.engine.build import Engine, build_engine
+
+MODULE = "studies"
+Sections = dict[str, dict[str, Any]]
+Requests = Sequence[Arrival] | Sequence[Sequence[Arrival]]
+
+
+@dataclass(frozen=True)
+class Study:
+    """One mechanism: its variants, and the requests that show what it is worth.
+
+    `watched`: the client whose latency is the point; "" is everybody.
+    """
+
+    variants: dict[str, Sections]
+    requests: Callable[[int], Requests]
+    base: Sections
+    watched: str = ""
+
+
+def _sections(**sections: dict[str, Any]) -> Sections:
+    return sections
+
+
+def _long_prompts_among_streams(seed: int) -> list[Arrival]:
+    streams = Shape(10, 1e3, Span(16, 32), Span(150, 200)).make(seed)
+    long = Shape(5, 0.7, Span(900, 1000), Span(8, 16)).make(seed + 1)
+    named = [replace(a, client="streams") for a in streams]
+    return sorted([*named, *long], key=lambda a: a.at)
+
+
+def _shared_system_prompt(seed: int) -> list[Arrival]:
+    return with_shared_prefix(Shape(30, 4.0, Span(8, 32), Span(16, 32)).make(seed), 800, seed)
+
+
+def _agents(seed: int) -> list[list[Arrival]]:
+    return agent_turns(4, 6, Shape(0, 2.0, Span(60, 160), Span(16, 32)), seed)
+
+
+def _more_than_fits(seed: int) -> list[Arrival]:
+    return Shape(24, 1e3, Span(100, 200), Span(150, 250)).make(seed)
+
+
+def _urgent_among_flood(seed: int) -> list[Arrival]:
+    urgent = Shape(10, 1.0, Span(16, 48), Span(16, 32)).make(seed)
+    return with_flood([replace(a, client="urgent") for a in urgent], 60, priority=10)
+
+
+def _others_among_flood(seed: int) -> list[Arrival]:
+    others = Shape(10, 1.0, Span(16, 48), Span(16, 32)).make(seed)
+    return with_flood([replace(a, client="others") for a in others], 60)
+
+
+STUDIES: dict[str, Study] = {
+    "chunked-prefill": Study(
+        {
+            "chunked": _sections(scheduler={"max_num_batched_tokens": 128}),
+            "whole prompts": _sections(
+                scheduler={"max_num_batched_tokens": 128, "enable_chunked_prefill": False}
+            ),
+        },
+        _long_prompts_among_streams,
+        _sections(cache={"num_blocks": 1024}),
+        watched="streams",
+    ),
+    "prefix-cache": Study(
+        {
+            "prefix cache": {},
+            "no prefix cache": _sections(cache={"enable_prefix_caching": False}),
+        },
+        _shared_system_prompt,
+        _sections(cache={"num_blocks": 1536}),
+    ),
+    "agent": Study(
+        {
+            "prefix cache": {},
+            "no prefix cache": _sections(cache={"enable_prefix_caching": False}),
+        },
+        _agents,
+        _sections(cache={"num_blocks": 1024}),
+    ),
+    "preemption": Study(
+        {
+            "swap": _sections(cache={"num_swap_blocks": 512}),
+            "recompute": _sections(cache={"num_swap_blocks": 0}),
+            "large pool": _sections(cache={"num_blocks": 1024}),
+        },
+        _more_than_fits,
+        _sections(cache={"num_blocks": 120, "enable_prefix_caching": False}),
+    ),
+    "priority": Study(
+        {
+            "first come": _sections(scheduler={"policy": "continuous"}),
+            "priority": _sections(scheduler={"policy": "priority"}),
+        },
+        _urgent_among_flood,
+        _sections(cache={"num_blocks": 512}),
+        watched="urgent",
+    ),
+    "fairness": Study(
+        {
+            "first come": _sections(scheduler={"policy": "continuous"}),
+            "fair": _sections(scheduler={"policy": "fair"}),
+        },
+        _others_among_flood,
+        _sections(cache={"num_blocks": 512}),
+        watched="others",
+    ),
+}
+# First come first served heeds no priority; the flood's would make it one.
+_NO_PRIORITY = ("first come",)
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = options()
+    args = parser.parse_args(argv)
+    results = {name: run_study(STUDIES[name], args) for name in args.study.split(",")}
+    for name, variants in results.items():
+        print(f"\n{name}\n\n{report(variants, STUDIES[name].watched)}")
+    write_json(
+        args.out,
+        {"command": command(MODULE, args, parser), "machine": machine(), "studies": results},
+    )
+    if args.plot:
+        from tinyserve.bench.plots import bars
+
+        bars(results, args.plot)
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argument_parser(MODULE, __doc__)
+    parser.add_argument("--study", default=",".join(STUDIES), help="which, separated by commas")
+    parser.add_argument("--repeat", type=int, default=3, help="rounds; medians are reported")
+    parser.add_argument("--plot", help="draw the latencies into this file")
+    return parser
+
+
+def run_study(study: Study, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """Every variant in turn, round by round: variant -> median summary."""
+    engines = {name: _engine(study, name, args) for name in study.variants}
+    rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
+    for number in range(args.repeat):
+        requests = study.requests(args.seed + number)
+        for name, engine in engines.items():
+            before = engine.core.stats()
+            found = measured(study, _run(engine, name, requests))
+            after = engine.core.stats()
+            found["preemptions"] = (
+                after.num_preemptions_swap
+                + after.num_preemptions_recompute
+                - before.num_preemptions_swap
+                - before.num_preemptions_recompute
+            )
+            found["computed_tokens"] = after.num_scheduled_tokens - before.num_scheduled_tokens
+            rounds[name].append(found)
+            say(f"round {number + 1}, {name}: {found['output_tok_s']:.1f} tok/s")
+    return {name: median_of(found) for name, found in rounds.items()}
+
+
+def measured(study: Study, records: list[Record]) -> dict[str, Any]:
+    """The summary, with the latencies of the clients that the study is about."""
+    found = summary(records)
+    watched = [r for r in records if not study.watched or r.client == study.watched]
+    found["watched_ttft_s"] = spread(r.ttft for r in watched)
+    found["watched_inter_token_s"] = spread(gap for r in watched for gap in r.gaps)
+    return found
+
+
+def report(variants: dict[str, dict[str, Any]], watched: str) -> str:
+    """The variants as a table; latencies in milliseconds, p50 / p99."""
+    rows = []
+    for name, found in variants.items():
+        latencies = [
+            f"{1e3 * found[key]['p50']:.0f} / {1e3 * found[key]['p99']:.0f}"
+            for key in ("watched_ttft_s", "watched_inter_token_s")
+        ]
+        rows.append(
+            [
+                *(name, found["output_tok_s"], *latencies),
+                *(found["preemptions"], found["cached_tokens"], found["computed_tokens"]),
+            ]
+        )
+    whose = f" of {watched}" if watched else ""
+    return table(
+        [
+            *("variant", "tok/s", f"TTFT{whose}, ms", f"inter-token{whose}, ms"),
+            *("preemptions", "cached tokens", "computed tokens"),
+        ],
+        rows,
+    )
+
+
+def _engine(study: Study, name: str, args: argparse.Namespace) -> Engine:
+    sections: Sections = {"model": model_section(args)}
+    for source in (study.base, study.variants[name]):
+        for section, values in source.items():
+            sections.setdefault(section, {}).update(values)
+    engine = build_engine(TinyServeConfig.from_dict(sections))
+    replay(engine.core, Shape(2, 1e6, Span(16, 64), Span(4, 4)).make(99))  # warm up
+    return engine
+
+
+def _run(engine: Engine, name: str, requests: Requests) -> list[Record]:
+    if isinstance(requests[0], Arrival):
+        arrivals: list[Arrival] = list(requests)  # type: ignore[arg-type]
+        if name in _NO_PRIORITY:
+            arrivals = [replace(a, priority=0) for a in arrivals]
+        return replay(engine.core, arrivals)
+    return replay_conversations(engine.core, requests)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main()
