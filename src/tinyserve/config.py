@@ -96,9 +96,31 @@ class ModelOptions:
     chat_template: str | None = setting(
         None, "chat template instead of the model's: a file, or the Jinja text itself"
     )
+    default_chat_template_kwargs: Mapping[str, Any] | None = setting(
+        None,
+        "variables of the chat template, under those of a request, "
+        "e.g. '{\"enable_thinking\": false}'",
+    )
+    tool_call_parser: str = setting(
+        "auto",
+        "how the model writes tool calls; auto reads it off the chat template, none leaves them "
+        "in the text",
+        choices=("auto", "hermes", "llama3_json", "mistral", "none"),
+    )
+    reasoning_parser: str = setting(
+        "none",
+        "how the model writes its thinking, to be split from the answer; auto reads it off the "
+        "chat template, none leaves it in the text",
+        choices=("none", "auto", "qwen3", "deepseek_r1"),
+    )
 
     def __post_init__(self) -> None:
         check(self)
+        for name in self.default_chat_template_kwargs or ():
+            if name in ("messages", "tools", "documents", "add_generation_prompt"):
+                raise ConfigError(
+                    f"model.default_chat_template_kwargs may not set {name}, which requests do"
+                )
         for name in self.override_generation_config or ():
             if name not in SAMPLING_DEFAULT_KEYS:
                 raise ConfigError(
@@ -335,6 +357,12 @@ class ServerConfig:
         kind="size",
         low=1024,
         unit="bytes",
+    )
+    trust_request_chat_template: bool = setting(
+        False, "let requests bring a chat template of their own, which runs in a sandbox"
+    )
+    enable_auto_tool_choice: bool = setting(
+        True, "let models choose to call tools (tool_choice auto)"
     )
     max_logprobs: int = setting(20, "most logprobs a request may ask for", low=0, high=20)
     max_body_size: int = setting(

@@ -38,6 +38,7 @@ from tinyserve.models.checkpoint import Checkpoint, Progress, load_checkpoint
 from tinyserve.models.config import ModelConfig
 from tinyserve.models.weights import resolve_kv_dtype
 from tinyserve.spec.drafter import Drafter
+from tinyserve.text.message_format import MessageFormat
 from tinyserve.text.template import read_chat_template
 from tinyserve.text.tokenizer import Tokenizer
 
@@ -115,7 +116,14 @@ def assemble(
         logger.info("%s", note)
     return Engine(
         core=core,
-        intake=Intake(tokenizer, limits, defaults, resolve_pooling(config.model, checkpoint)),
+        intake=Intake(
+            tokenizer,
+            limits,
+            defaults,
+            resolve_pooling(config.model, checkpoint),
+            config.model.default_chat_template_kwargs or {},
+            resolve_message_format(config.model, tokenizer),
+        ),
         config=config,
         model_name=checkpoint.name,
         fingerprint=_system_fingerprint(config.model, checkpoint),
@@ -144,6 +152,15 @@ def resolve_pooling(options: ModelOptions, checkpoint: Checkpoint) -> Pooling:
     """
     wanted = options.pooling if options.pooling != "auto" else checkpoint.pooling
     return "last" if wanted == "last" else "mean"
+
+
+def resolve_message_format(options: ModelOptions, tokenizer: Tokenizer) -> MessageFormat:
+    """How the model writes tool calls and thinking: as set, or by its chat template."""
+    return MessageFormat.detect(
+        tokenizer.chat_template.all_sources,
+        tool_call_parser=options.tool_call_parser,
+        reasoning_parser=options.reasoning_parser,
+    )
 
 
 def resolve_max_model_len(

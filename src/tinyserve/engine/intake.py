@@ -16,6 +16,8 @@ from tinyserve.engine.request import EngineRequest, Pooling
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.engine.text_output import text_factory
 from tinyserve.errors import ContextLengthError, RequestError
+from tinyserve.text.message_format import MessageFormat
+from tinyserve.text.template import ChatTemplate
 from tinyserve.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
@@ -41,13 +43,16 @@ class ModelLimits:
 @dataclass(frozen=True)
 class Intake:
     """Makes engine requests for one model. `sampling_defaults` fill fields a request left out;
-    `pooling` makes the embeddings of requests that name none.
+    `pooling` makes the embeddings of requests that name none. `template_kwargs` are the operator's
+    variables of the chat template; `message_format` is how the model writes its answers.
     """
 
     tokenizer: Tokenizer
     limits: ModelLimits
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     pooling: Pooling = "last"
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    message_format: MessageFormat = field(default_factory=MessageFormat)
 
     def params(self, fields: Mapping[str, Any], **fallback: Any) -> SamplingParams:
         """Sampling parameters: `fields` as set, then the model's defaults, then `fallback`.
@@ -84,28 +89,39 @@ class Intake:
         self,
         messages: Sequence[Mapping[str, Any]],
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        template: ChatTemplate | None = None,
     ) -> list[int]:
         """The ids of a conversation, as the model's chat template writes it. Raises RequestError.
 
         The template writes every special token itself, so none is added (no second BOS).
+        `template_kwargs` are laid over the operator's. `template` takes the place of the model's.
         """
-        text = self.tokenizer.chat_template.render(
+        text = (template or self.tokenizer.chat_template).render(
             messages,
+            tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            template_kwargs=template_kwargs,
+            template_kwargs={**self.template_kwargs, **(template_kwargs or {})},
         )
         return self.encode(text, add_special_tokens=False, param="messages")
 
     def request(
-        self, request_id: str, prompt_token_ids: list[int], params: SamplingParams, **extra: Any
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        visible_ids: frozenset[int] = frozenset(),
+        **extra: Any,
     ) -> EngineRequest:
         """A checked EngineRequest; `extra` are further fields of it. Raises RequestError.
 
-        `params.max_tokens` None becomes the room that is left.
+        `params.max_tokens` None becomes the room that is left. `visible_ids`: special tokens that
+        show in the text whatever `params` say.
         """
         params.check_vocab(self.limits.vocab_size)
         params = dataclasses.replace(params, max_tokens=self._max_tokens(prompt_token_ids, params))
@@ -113,7 +129,7 @@ class Intake:
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
             params=params,
-            text=text_factory(self.tokenizer, params),
+            text=text_factory(self.tokenizer, params, visible_ids),
             bad_words_ids=self._bad_words(params.bad_words),
             **extra,
         )

@@ -17,12 +17,15 @@ class ChoiceText:
 
     __slots__ = ("_output", "stop_hit")
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, params: SamplingParams, visible_ids: frozenset[int]
+    ) -> None:
         self._output = TextOutput(
             tokenizer,
             stops=params.stop,
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
+            visible_ids=visible_ids,
         )
         self.stop_hit: str | None = None
 
@@ -35,6 +38,11 @@ class ChoiceText:
         return self._output.take()
 
 
-def text_factory(tokenizer: Tokenizer, params: SamplingParams) -> Callable[[], ChoiceText]:
-    """A maker of one ChoiceText per choice, for `EngineRequest.text`."""
-    return lambda: ChoiceText(tokenizer, params)
+def text_factory(
+    tokenizer: Tokenizer, params: SamplingParams, visible_ids: frozenset[int] = frozenset()
+) -> Callable[[], ChoiceText]:
+    """A maker of one ChoiceText per choice, for `EngineRequest.text`.
+
+    `visible_ids` are special tokens that are shown even where others are skipped.
+    """
+    return lambda: ChoiceText(tokenizer, params, visible_ids)

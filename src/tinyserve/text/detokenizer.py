@@ -13,13 +13,23 @@ from tinyserve.text.pieces import TokenPieces
 
 
 class IncrementalDetokenizer:
-    """Feed ids with `push`, end with `flush`; skipped special tokens leave no text."""
+    """Feed ids with `push`, end with `flush`; skipped special tokens leave no text.
+
+    `visible_ids` are special tokens that are shown all the same.
+    """
 
     __slots__ = ("_pending", "_pieces", "_skipped", "_strip")
 
-    def __init__(self, pieces: TokenPieces, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        pieces: TokenPieces,
+        *,
+        skip_special_tokens: bool = True,
+        visible_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self._pieces = pieces
-        self._skipped = pieces.special_ids if skip_special_tokens else frozenset()
+        skipped = pieces.special_ids if skip_special_tokens else frozenset()
+        self._skipped = skipped - visible_ids if visible_ids else skipped
         self._strip = pieces.strip  # leading spaces that may still have to go
         self._pending = b""  # the beginning of a character whose last bytes have not come yet
 

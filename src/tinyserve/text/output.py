@@ -22,10 +22,13 @@ class TextOutput:
         stops: Iterable[str] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        visible_ids: frozenset[int] = frozenset(),
     ) -> None:
         stops = tuple(stops)
         self._special_stops = special_stops(tokenizer, stops)
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
+        self._detokenizer = tokenizer.detokenizer(
+            skip_special_tokens=skip_special_tokens, visible_ids=visible_ids
+        )
         self._checker = StopChecker(stops, include_in_output=include_stop)
         self._include_stop = include_stop
         self._parts: list[str] = []

@@ -95,9 +95,13 @@ class Tokenizer:
         """One token as text, U+FFFD where it is not whole UTF-8 on its own."""
         return self._pieces.bytes_of(token_id).decode(errors="replace")
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
-        """A fresh incremental detokenizer for one sequence."""
-        return IncrementalDetokenizer(self._pieces, skip_special_tokens=skip_special_tokens)
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, visible_ids: frozenset[int] = frozenset()
+    ) -> IncrementalDetokenizer:
+        """A fresh incremental detokenizer for one sequence; `visible_ids` are never skipped."""
+        return IncrementalDetokenizer(
+            self._pieces, skip_special_tokens=skip_special_tokens, visible_ids=visible_ids
+        )
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token is skipped by `skip_special_tokens`."""
