@@ -375,6 +375,7 @@ class ServerConfig:
         aliases={"warn": "warning"},
     )
     access_log: bool = setting(False, "log one line per HTTP request")
+    web_page: bool = setting(True, "serve the web page at /: a chat, and the engine at work")
 
     def __post_init__(self) -> None:
         check(self)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from fastapi import FastAPI
 
-from tinyserve.server.routes import embeddings, observe, openai, responses, status
+from tinyserve.server.routes import embeddings, observe, openai, responses, status, web
 from tinyserve.server.state import ServerState
 
 ROUTES: tuple[Callable[[FastAPI, ServerState], None], ...] = (
@@ -15,4 +15,5 @@ ROUTES: tuple[Callable[[FastAPI, ServerState], None], ...] = (
     openai.add_routes,
     embeddings.add_routes,
     responses.add_routes,
+    web.add_routes,
 )

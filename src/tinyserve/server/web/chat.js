@@ -1,0 +1,295 @@
+// The chat: what happens when a message is sent, stopped, edited or tried again. Answers stream from
+// /v1/chat/completions; several conversations may be answered at once.
+
+import { ApiError, chunks, request } from "./api.js";
+import { announce, byId, copyFrom } from "./dom.js";
+import { History } from "./history.js";
+import { endInWords, MessageView } from "./message.js";
+import { newConversation, saveConversation } from "./store.js";
+
+const TITLE_LENGTH = 60;
+const NEAR_END = 80; // pixels: who is that close to the end follows the stream
+
+export class Chat {
+  constructor(settings, modelName) {
+    this.settings = settings;
+    this.modelName = modelName; // () => the model to ask, or null for the server's only one
+    this.log = byId("messages");
+    this.input = byId("prompt");
+    this.runs = new Map(); // conversation id -> {message, controller, view}
+    this.views = [];
+    this.history = new History({
+      open: (conversation) => this.open(conversation),
+      deleted: (id) => this.#onDeleted(id),
+      isRunning: (id) => this.runs.has(id),
+    });
+    this.#listen();
+    this.open(newConversation());
+  }
+
+  // --- what the user does --------------------------------------------------------------------------------------------
+
+  open(conversation) {
+    this.conversation = this.runs.get(conversation.id)?.conversation ?? conversation;
+    this.history.show(this.conversation.id);
+    this.#rebuild();
+    this.#scrollToEnd();
+    if (matchMedia("(pointer: fine)").matches) this.input.focus();
+  }
+
+  send(text) {
+    const { conversation } = this;
+    if (!text || this.runs.has(conversation.id)) return;
+    if (!conversation.title) conversation.title = text.replace(/\s+/g, " ").slice(0, TITLE_LENGTH);
+    this.#push({ role: "user", content: text });
+    this.#answer(this.#push({ role: "assistant", content: "" }));
+  }
+
+  stop() {
+    this.runs.get(this.conversation.id)?.controller.abort();
+  }
+
+  // Say `text` instead of the message at `index`; what followed is forgotten.
+  #resend(index, text) {
+    this.#truncate(index);
+    this.send(text);
+  }
+
+  #regenerate(index) {
+    this.#truncate(index);
+    this.#answer(this.#push({ role: "assistant", content: "" }));
+  }
+
+  #onDeleted(id) {
+    const run = this.runs.get(id);
+    if (run) run.isForgotten = true; // or its end would keep it again
+    run?.controller.abort();
+    if (id === this.conversation.id) this.open(newConversation());
+  }
+
+  // --- one answer ----------------------------------------------------------------------------------------------------
+
+  // Stream into `message`, the conversation's last; `continues` what it holds already.
+  async #answer(message, { continues = false } = {}) {
+    const { conversation } = this;
+    const run = { conversation, message, controller: new AbortController(), clock: new Clock() };
+    this.runs.set(conversation.id, run);
+    Object.assign(message, { error: null, finish: null });
+    this.#onRunsChanged();
+    this.#paintSoon(run);
+    try {
+      const { signal } = run.controller;
+      const response = await request("v1/chat/completions", { body: this.#body(message, continues), signal });
+      for await (const chunk of chunks(response)) this.#take(chunk, run);
+    } catch (error) {
+      if (run.controller.signal.aborted) message.finish = "stopped";
+      else message.error = { text: inWords(error), retryAfter: error.retryAfter ?? null };
+    }
+    this.runs.delete(conversation.id);
+    if (!run.isForgotten) this.#finish(run);
+  }
+
+  #body(message, continues) {
+    const { system } = this.settings;
+    const past = said(this.conversation.messages.slice(0, -1));
+    const messages = system ? [{ role: "system", content: system }, ...past] : past;
+    const body = {
+      messages,
+      stream: true,
+      stream_options: { include_usage: true, continuous_usage_stats: true },
+      ...this.settings.fields(),
+    };
+    const model = this.modelName();
+    if (model) body.model = model;
+    if (continues) {
+      messages.push({ role: "assistant", content: message.content });
+      Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
+    }
+    return body;
+  }
+
+  #take({ choices, usage }, run) {
+    const { message, clock } = run;
+    const choice = choices?.[0];
+    const delta = choice?.delta ?? {};
+    const reasoning = delta.reasoning_content ?? delta.reasoning ?? "";
+    if (reasoning) message.reasoning = (message.reasoning ?? "") + reasoning;
+    if (delta.content) message.content += delta.content;
+    for (const call of delta.tool_calls ?? []) takeToolCall(message, call);
+    if (usage) message.usage = usage;
+    if (choice?.finish_reason) message.finish = choice.finish_reason;
+    if (choice && (usage?.completion_tokens || delta.content || reasoning || delta.tool_calls)) {
+      message.seconds = clock.token();
+    }
+    this.#paintSoon(run);
+  }
+
+  #finish(run) {
+    const isKept = saveConversation(run.conversation);
+    byId("not-kept").hidden = isKept;
+    this.history.refresh();
+    this.#onRunsChanged();
+    this.#paint(run);
+    if (run.conversation === this.conversation) announce(endInWords(run.message));
+  }
+
+  // --- what is shown -------------------------------------------------------------------------------------------------
+
+  // At most once a frame, however many tokens came.
+  #paintSoon(run) {
+    run.frame ??= requestAnimationFrame(() => {
+      run.frame = null;
+      this.#paint(run);
+    });
+  }
+
+  #paint({ conversation, message }) {
+    if (conversation !== this.conversation) return;
+    const follows = this.#isNearEnd();
+    this.views.find((view) => view.message === message)?.update({ isRunning: this.runs.has(conversation.id) });
+    if (follows) this.#scrollToEnd();
+    this.#updateJump();
+  }
+
+  #push(message) {
+    this.conversation.messages.push(message);
+    this.#show(message);
+    this.#scrollToEnd();
+    return message;
+  }
+
+  #truncate(index) {
+    this.conversation.messages.length = index;
+    for (const view of this.views.splice(index)) view.root.remove();
+  }
+
+  #rebuild() {
+    for (const view of this.views.splice(0)) view.root.remove();
+    for (const message of this.conversation.messages) this.#show(message);
+    const run = this.runs.get(this.conversation.id);
+    if (run) this.#paint(run);
+    this.#onRunsChanged();
+  }
+
+  #show(message) {
+    const view = new MessageView(message);
+    this.views.push(view);
+    this.log.append(view.root);
+  }
+
+  #onRunsChanged() {
+    const isRunning = this.runs.has(this.conversation.id);
+    byId("stop").hidden = !isRunning;
+    byId("send").hidden = isRunning;
+    byId("welcome").hidden = this.conversation.messages.length > 0;
+    byId("chat-title").textContent = this.conversation.title || "New chat";
+    this.history.markRunning();
+    this.#onInput();
+  }
+
+  #isNearEnd() {
+    const { scrollHeight, scrollTop, clientHeight } = this.log;
+    return scrollHeight - scrollTop - clientHeight < NEAR_END;
+  }
+
+  #scrollToEnd() {
+    this.log.scrollTop = this.log.scrollHeight;
+  }
+
+  #updateJump() {
+    byId("jump").hidden = this.#isNearEnd();
+  }
+
+  // The box grows with its text, as far as the style sheet lets it.
+  #onInput() {
+    this.input.style.height = "auto";
+    this.input.style.height = `${this.input.scrollHeight + 2}px`;
+    byId("send").disabled = this.input.value.trim() === "";
+  }
+
+  // --- events --------------------------------------------------------------------------------------------------------
+
+  #listen() {
+    this.input.addEventListener("input", () => this.#onInput());
+    this.input.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      event.preventDefault();
+      byId("composer").requestSubmit();
+    });
+    byId("composer").addEventListener("submit", (event) => {
+      event.preventDefault();
+      const text = this.input.value.trim();
+      if (!text || this.runs.has(this.conversation.id)) return; // what was typed meanwhile stays
+      this.input.value = "";
+      this.send(text);
+    });
+    byId("stop").addEventListener("click", () => {
+      this.stop();
+      this.input.focus();
+    });
+    document.addEventListener("keydown", (event) => {
+      if (event.key === "Escape" && !document.querySelector("dialog[open]")) this.stop();
+    });
+    byId("new-chat").addEventListener("click", () => this.open(newConversation()));
+    byId("welcome").addEventListener("click", ({ target }) => {
+      const example = target.closest("button");
+      if (example) this.send(example.textContent.trim());
+    });
+    byId("jump").addEventListener("click", () => this.#scrollToEnd());
+    this.log.addEventListener("scroll", () => this.#updateJump(), { passive: true });
+    this.log.addEventListener("click", (event) => this.#onAction(event.target.closest("button")));
+  }
+
+  #onAction(button) {
+    if (button?.dataset.copy === "code") {
+      copyFrom(button, button.closest(".code").querySelector("code").textContent);
+      return;
+    }
+    const index = this.views.findIndex((view) => view.root.contains(button));
+    const action = button?.dataset.action;
+    if (index === -1 || !action) return;
+    const { message } = this.views[index];
+    if (action === "copy") copyFrom(button, message.content);
+    if (this.runs.has(this.conversation.id)) return; // one answer at a time
+    if (action === "edit") this.views[index].edit((text) => this.#resend(index, text));
+    if (action === "regenerate") this.#regenerate(index);
+    if (action === "continue") {
+      this.#truncate(index + 1);
+      this.#answer(message, { continues: true });
+    }
+  }
+}
+
+// Times of one answer, in seconds since it was asked for: the first token, and the last one so far.
+class Clock {
+  constructor() {
+    this.start = performance.now();
+  }
+
+  token() {
+    const now = (performance.now() - this.start) / 1000;
+    this.first ??= now;
+    return { first: this.first, total: now };
+  }
+}
+
+// What the model is told of the past: a question whose answer never came is left out, with its answer.
+function said(messages) {
+  const told = [];
+  for (const { role, content } of messages) {
+    if (role === "user" && told.at(-1)?.role === "user") told.pop();
+    if (role === "user" || content) told.push({ role, content });
+  }
+  return told;
+}
+
+function takeToolCall(message, { index = 0, function: part }) {
+  message.toolCalls ??= [];
+  const call = (message.toolCalls[index] ??= { name: "", arguments: "" });
+  call.name += part?.name ?? "";
+  call.arguments += part?.arguments ?? "";
+}
+
+function inWords(error) {
+  return error instanceof ApiError ? error.message : `The page failed: ${error.message}`;
+}

@@ -1,0 +1,63 @@
+// Small helpers around the DOM. Nothing here, or anywhere in the page, parses a string as markup.
+
+export function byId(id) {
+  return document.getElementById(id);
+}
+
+export function element(name, properties = {}, ...children) {
+  const node = Object.assign(document.createElement(name), properties);
+  node.append(...children);
+  return node;
+}
+
+// A copy of the one element in <template id="...">.
+export function fromTemplate(id) {
+  return byId(id).content.firstElementChild.cloneNode(true);
+}
+
+// An icon of the sprite in index.html.
+export function icon(name) {
+  const space = "http://www.w3.org/2000/svg";
+  const svg = document.createElementNS(space, "svg");
+  const use = document.createElementNS(space, "use");
+  svg.setAttribute("class", "icon");
+  svg.setAttribute("aria-hidden", "true");
+  use.setAttribute("href", `#icon-${name}`);
+  svg.append(use);
+  return svg;
+}
+
+// Set the text only where it differs, so that nothing is laid out or announced for nothing.
+export function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+export function announce(text) {
+  byId("announcer").textContent = text;
+}
+
+// Plain http on another machine has no clipboard API; the old way still works there.
+export async function copyText(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    const area = element("textarea", { value: text, className: "off-screen" });
+    const focused = document.activeElement;
+    document.body.append(area);
+    area.select();
+    const isDone = document.execCommand("copy");
+    area.remove();
+    focused?.focus();
+    return isDone;
+  }
+}
+
+// A word of confirmation on the button itself.
+export async function copyFrom(button, text) {
+  const label = button.textContent;
+  const isDone = await copyText(text);
+  button.textContent = isDone ? "Copied" : "Failed";
+  announce(isDone ? "Copied" : "Could not copy");
+  setTimeout(() => (button.textContent = label), 1500);
+}
