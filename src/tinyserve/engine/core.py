@@ -139,6 +139,7 @@ class EngineCore:
             num_draft_tokens=counts.draft_tokens,
             num_accepted_tokens=self._num_accepted_tokens,
             num_corrupted=self._num_corrupted,
+            num_recomputed_tokens=counts.recomputed_tokens,
             num_drafts=counts.drafts,
             num_accepted_per_position=tuple(self._num_accepted_per_position),
         )

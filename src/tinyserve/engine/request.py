@@ -128,5 +128,6 @@ class EngineStats:
     num_draft_tokens: int
     num_accepted_tokens: int
     num_corrupted: int  # requests failed because their logits were not numbers
+    num_recomputed_tokens: int = 0  # rows whose KV had been dropped by a preemption
     num_drafts: int = 0  # runs of draft tokens that were verified
     num_accepted_per_position: tuple[int, ...] = ()  # [i]: runs of which draft i was accepted

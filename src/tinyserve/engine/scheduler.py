@@ -44,6 +44,7 @@ class SchedulerCounters:
     preemptions_recompute: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    recomputed_tokens: int = 0
     drafts: int = 0
     draft_tokens: int = 0
 
@@ -273,6 +274,8 @@ class Scheduler:
         seq.num_computed = num_computed
         if seq.was_admitted:
             _delete(self._preempted, seq)
+            self.counters.recomputed_tokens += max(0, seq.num_dropped - num_computed)
+            seq.num_dropped = 0
         else:
             seq.num_charged = num_computed  # hits are free
             self._policy.admitted(seq)
@@ -298,7 +301,7 @@ class Scheduler:
             self.counters.preemptions_swap += 1
         else:
             self._kv.free(seq.table)
-            seq.num_computed = 0
+            seq.num_dropped, seq.num_computed = seq.num_computed, 0
             seq.status = Status.WAITING
             self.counters.preemptions_recompute += 1
         insort(self._preempted, seq, key=_order)

@@ -81,6 +81,7 @@ class Sequence:
         "job",
         "num_charged",
         "num_computed",
+        "num_dropped",
         "order",
         "output_ids",
         "seq_id",
@@ -101,6 +102,7 @@ class Sequence:
         self.token_ids = list(job.prompt_ids)
         self.output_ids: list[int] = []
         self.num_computed = 0
+        self.num_dropped = 0  # tokens whose KV its latest preemption gave up
         self.table = BlockTable(job.namespace)
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None

@@ -83,7 +83,7 @@ class Life:
 
 @dataclass(slots=True)
 class StepRecord:
-    """One step in numbers. `gaps`: (seconds since the choice's previous token, tokens it brought)."""
+    """One step in numbers. `gaps`: (seconds since a choice's previous token, tokens it brought)."""
 
     time: float
     seconds: float

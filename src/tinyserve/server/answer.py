@@ -12,6 +12,7 @@ from tinyserve.server.bridge import EngineBridge
 from tinyserve.server.deltas import Delta
 from tinyserve.server.errors import HTTPFailure
 from tinyserve.server.http import request_id_header
+from tinyserve.server.observe.http import ARRIVAL
 from tinyserve.server.outlet import Outlet, Readers, SlowReaderError
 from tinyserve.server.service import Prepared
 from tinyserve.server.session import Job, Session
@@ -29,6 +30,7 @@ async def answer(
     job, writer = prepared.job, prepared.writer
     headers = request_id_header(request)
     if prepared.is_stream:
+        _note_arrival(request, job)
         timeout_s, max_held = state.config.request_timeout_s, state.readers.buffer_size
         session = Session(bridge, job, timeout_s=timeout_s, max_held=max_held)
         session.open()
@@ -39,10 +41,17 @@ async def answer(
     return response
 
 
+def _note_arrival(request: Request, job: Job) -> None:
+    """Requests came when HTTP brought them, not when they had been read and tokenized."""
+    for part in job.requests:
+        part.arrival = request.scope.get(ARRIVAL, part.arrival)
+
+
 async def collect(
     state: ServerState, bridge: EngineBridge, request: Request, job: Job
 ) -> list[Delta]:
     """Everything that comes of a job. Whatever happens, it is released in the end."""
+    _note_arrival(request, job)
     session = Session(bridge, job, timeout_s=state.config.request_timeout_s)
     session.open()
     try:

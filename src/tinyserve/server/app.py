@@ -23,7 +23,9 @@ from tinyserve.engine.build import Engine
 from tinyserve.errors import EngineDeadError, TinyServeError
 from tinyserve.server.answer import failure_response
 from tinyserve.server.errors import failure, status_failure
-from tinyserve.server.http import KeyGuard
+from tinyserve.server.guards import KeyGuard
+from tinyserve.server.http import request_id_header
+from tinyserve.server.observe.http import HTTPMeter
 from tinyserve.server.routes import ROUTES
 from tinyserve.server.session import ClientGoneError
 from tinyserve.server.state import ServerState
@@ -60,9 +62,15 @@ def create_app(
             waiting.cancel()
         await asyncio.to_thread(state.stop)
 
-    app = FastAPI(title="tinyserve", version=tinyserve.__version__, lifespan=lifespan)
+    app = FastAPI(
+        title="tinyserve",
+        version=tinyserve.__version__,
+        root_path=config.root_path,
+        lifespan=lifespan,
+    )
     app.state.tinyserve = state
-    _add_middleware(app, config)
+    _add_middleware(app, state)
+    app.add_middleware(HTTPMeter, metrics=state.observer.http)  # the last one is the outermost
     _add_error_handlers(app)
     for add_routes in ROUTES:
         add_routes(app, state)
@@ -86,9 +94,10 @@ async def _wait(
         on_ready(engine)
 
 
-def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
-    if config.api_key:
-        app.add_middleware(KeyGuard, keys=config.api_key)
+def _add_middleware(app: FastAPI, state: ServerState) -> None:
+    config = state.config
+    if state.keys:
+        app.add_middleware(KeyGuard, keys=state.keys, root_path=config.root_path)
     if config.allowed_origins:
         from starlette.middleware.cors import CORSMiddleware
 
@@ -97,6 +106,7 @@ def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
             allow_origins=list(config.allowed_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
+            expose_headers=["X-Request-Id", "Retry-After"],
         )
 
 
@@ -105,11 +115,14 @@ def _add_error_handlers(app: FastAPI) -> None:
         if isinstance(error, ClientGoneError):
             return Response(status_code=499)  # nobody reads it
         if isinstance(error, HTTPException):
-            return failure_response(status_failure(error.status_code, error.detail))
-        told = failure(error)
+            told = status_failure(error.status_code, error.detail, error.headers)
+        else:
+            told = failure(error)
         if told.status >= 500 and not isinstance(error, EngineDeadError):
             logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return failure_response(told)
+        response = failure_response(told)
+        response.raw_headers += request_id_header(request)
+        return response
 
     for kind in (TinyServeError, ClientGoneError, HTTPException, Exception):
         app.add_exception_handler(kind, on_error)

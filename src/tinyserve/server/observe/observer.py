@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import importlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -20,10 +21,12 @@ from tinyserve.engine.snapshot import EngineSnapshot
 from tinyserve.engine.timing import Life, TimedCore
 from tinyserve.errors import EngineDeadError
 from tinyserve.server.bridge import EngineBridge
+from tinyserve.server.observe.http import HTTPMetrics
 from tinyserve.server.observe.metrics import Metrics
-from tinyserve.server.observe.view import MAX_LISTED, Outside, engine_view, static_view
+from tinyserve.server.observe.view import MAX_LISTED, Outside, cache_info, engine_view, static_view
 
 TICK_S = 1.0
+EXPORT = "tinyserve.server.observe.export"
 SNAPSHOT_PATIENCE_S = 0.8  # a step may take longer; then the last snapshot must do
 
 
@@ -34,7 +37,10 @@ class Observer:
         self.started = time.monotonic()
         self.core: TimedCore | None = None
         self.metrics = Metrics(1)
+        self.http = HTTPMetrics()
         self._static: dict[str, Any] = {}
+        self._cache_info: dict[str, str] = {}
+        self._is_exporting = False
         self._bridge: EngineBridge | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._asked: asyncio.Future[EngineSnapshot] | None = None
@@ -45,6 +51,7 @@ class Observer:
         self.metrics = Metrics(engine.intake.limits.max_model_len)
         self.core = TimedCore(engine.core)
         self._static = static_view(engine, model)
+        self._cache_info = cache_info(engine)
         self._snapshot = engine.core.snapshot()
         return self.core
 
@@ -75,6 +82,27 @@ class Observer:
             self.metrics.add_step(core.steps.popleft())
         while core.ended:
             self.metrics.add_life(core.ended.popleft())
+
+    async def exposition(self) -> bytes:
+        """The body of `GET /metrics`. Waits for nobody, least of all the engine thread."""
+        if not self._is_exporting:  # the first time, a library is imported: not on the loop
+            await asyncio.to_thread(importlib.import_module, EXPORT)
+            self._is_exporting = True
+        from tinyserve.server.observe.export import Source, exposition
+
+        self.gather()
+        source = Source(self.http, self.metrics)
+        if self._bridge is not None:
+            source = dataclasses.replace(
+                source,
+                model_name=self._static["model"],
+                stats=self._bridge.stats,
+                num_queued=self._bridge.num_queued,
+                is_alive=self._bridge.death is None,
+                cache_info=self._cache_info,
+                build_info={k: str(self._static[k]) for k in ("version", "fingerprint", "kernels")},
+            )
+        return exposition(source)
 
     async def view(self) -> dict[str, Any]:
         """The body of `GET /engine/state`. Raises EngineDeadError while there is no engine."""

@@ -48,6 +48,20 @@ def static_view(engine: Engine, model: str) -> dict[str, Any]:
     }
 
 
+def cache_info(engine: Engine) -> dict[str, str]:
+    """The labels of `vllm:cache_config_info`, as vLLM names them."""
+    cache = engine.config.cache
+    values = {
+        "engine": 0,
+        "block_size": cache.block_size,
+        "cache_dtype": kv_cache_dtype(engine),
+        "enable_prefix_caching": cache.enable_prefix_caching,
+        "num_gpu_blocks": cache.num_blocks,
+        "num_cpu_blocks": cache.num_swap_blocks,
+    }
+    return {name: str(value) for name, value in values.items()}
+
+
 def kv_cache_dtype(engine: Engine) -> str:
     """The type of cached keys and values, resolved where the engine runs a model."""
     runner = engine.core.runner

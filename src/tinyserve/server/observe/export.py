@@ -1,0 +1,295 @@
+"""The metrics as Prometheus text. The only file that knows prometheus-client.
+
+Every value is read when it is asked for; nothing is kept here and nothing is global. Names that
+begin with `vllm:` are vLLM's and mean what they mean there, so that its dashboards, autoscalers and
+routers work; names of our own begin with `tinyserve:`.
+
+Imported at the first scrape: the library is no part of the start-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from tinyserve.engine.request import EngineStats
+from tinyserve.server.observe.histogram import Histogram
+from tinyserve.server.observe.http import HTTPMetrics
+from tinyserve.server.observe.metrics import Metrics
+
+Value = float | Mapping[tuple[str, ...], float]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What is exported. Without `stats` there is no engine yet: the HTTP part alone."""
+
+    http: HTTPMetrics
+    metrics: Metrics
+    model_name: str = ""
+    stats: EngineStats | None = None
+    num_queued: int = 0
+    is_alive: bool = True
+    cache_info: Mapping[str, str] = field(default_factory=dict)
+    build_info: Mapping[str, str] = field(default_factory=dict)
+
+
+def exposition(source: Source) -> bytes:
+    """Everything, in text format 0.0.4."""
+    registry = CollectorRegistry(auto_describe=False)
+    ProcessCollector(registry=registry)
+    registry.register(_Collector(source))
+    return generate_latest(registry)
+
+
+class _Collector:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def collect(self) -> Iterator[Metric]:
+        source = self._source
+        if source.stats is not None:
+            families = _Families(source.model_name)
+            yield from _engine_gauges(families, source, source.stats)
+            yield from _engine_counters(families, source, source.stats)
+            yield from _histograms(families, source.metrics)
+            yield from _information(source)
+        yield from _http(source.http)
+
+
+class _Families:
+    """Makes families whose labels begin with the model's name and the engine's number."""
+
+    def __init__(self, model_name: str) -> None:
+        self._base = {"model_name": model_name, "engine": "0"}
+
+    def gauge(self, name: str, help: str, value: Value, *labels: str) -> Metric:
+        return self._fill(GaugeMetricFamily(name, help, labels=[*self._base, *labels]), value)
+
+    def counter(self, name: str, help: str, value: Value, *labels: str) -> Metric:
+        """`name` without its "_total"."""
+        return self._fill(CounterMetricFamily(name, help, labels=[*self._base, *labels]), value)
+
+    def histogram(self, name: str, help: str, histogram: Histogram) -> Metric:
+        family = HistogramMetricFamily(name, help, labels=list(self._base))
+        family.add_metric(list(self._base.values()), _buckets(histogram), histogram.sum)
+        return family
+
+    def _fill(self, family: GaugeMetricFamily | CounterMetricFamily, value: Value) -> Metric:
+        rows = value if isinstance(value, Mapping) else {(): value}
+        for labels, number in rows.items():
+            family.add_metric([*self._base.values(), *labels], number)
+        return family
+
+
+def _engine_gauges(make: _Families, source: Source, stats: EngineStats) -> Iterable[Metric]:
+    gauge = make.gauge
+    waiting = source.num_queued + stats.num_waiting + stats.num_swapped
+    used = stats.num_total_blocks - stats.num_free_blocks - stats.num_cached_blocks
+    return (
+        gauge("vllm:num_requests_running", "Requests computed in the steps.", stats.num_running),
+        gauge("vllm:num_requests_waiting", "Requests that wait, preempted ones too.", waiting),
+        gauge(
+            "vllm:num_requests_waiting_by_reason",
+            "Requests that wait, by what they wait for.",
+            {("capacity",): waiting},
+            "reason",
+        ),
+        gauge(
+            "vllm:kv_cache_usage_perc",
+            "Share of the KV blocks that requests own; 1 is all of them.",
+            used / stats.num_total_blocks,
+        ),
+        gauge("tinyserve:engine_up", "1 while the engine thread lives.", int(source.is_alive)),
+        gauge("tinyserve:queue_depth", "Requests outside the engine.", source.num_queued),
+        gauge(
+            "tinyserve:num_requests_swapped",
+            "Preempted requests whose KV is in the host arena.",
+            stats.num_swapped,
+        ),
+        gauge("tinyserve:kv_blocks_total", "KV blocks.", stats.num_total_blocks),
+        gauge("tinyserve:kv_blocks_free", "KV blocks that hold nothing.", stats.num_free_blocks),
+        gauge(
+            "tinyserve:kv_blocks_cached",
+            "KV blocks of no request that a prefix hit may revive.",
+            stats.num_cached_blocks,
+        ),
+        gauge("tinyserve:swap_blocks_total", "Host blocks.", stats.num_total_swap_blocks),
+        gauge("tinyserve:swap_blocks_free", "Free host blocks.", stats.num_free_swap_blocks),
+    )
+
+
+def _engine_counters(make: _Families, source: Source, stats: EngineStats) -> Iterable[Metric]:
+    counter = make.counter
+    by_swap, by_recompute = stats.num_preemptions_swap, stats.num_preemptions_recompute
+    at_position: Value = {(str(i),): n for i, n in enumerate(stats.num_accepted_per_position)}
+    out, back = stats.num_swapped_out_blocks, stats.num_swapped_in_blocks
+    return (
+        counter("vllm:prompt_tokens", "Prompt tokens, cached ones too.", stats.num_prompt_tokens),
+        counter("vllm:generation_tokens", "Tokens generated.", stats.num_generation_tokens),
+        counter(
+            "vllm:request_success",
+            "Choices that ended, by reason.",
+            {(reason,): count for reason, count in source.metrics.requests.items()},
+            "finished_reason",
+        ),
+        counter(
+            "vllm:prefix_cache_queries",
+            "Prompt tokens looked up in the prefix cache.",
+            stats.num_prefix_query_tokens,
+        ),
+        counter(
+            "vllm:prefix_cache_hits",
+            "Prompt tokens found in the prefix cache.",
+            stats.num_prefix_hit_tokens,
+        ),
+        counter("vllm:num_preemptions", "Preemptions.", by_swap + by_recompute),
+        counter("vllm:corrupted_requests", "Requests with NaN in logits.", stats.num_corrupted),
+        counter("vllm:spec_decode_num_drafts", "Drafts verified.", stats.num_drafts),
+        counter("vllm:spec_decode_num_draft_tokens", "Draft tokens.", stats.num_draft_tokens),
+        counter(
+            "vllm:spec_decode_num_accepted_tokens",
+            "Draft tokens accepted.",
+            stats.num_accepted_tokens,
+        ),
+        counter(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Draft tokens accepted, by position in the draft.",
+            at_position,
+            "position",
+        ),
+        counter(
+            "tinyserve:preemptions",
+            "Preemptions, by what became of the KV.",
+            {("swap",): by_swap, ("recompute",): by_recompute},
+            "kind",
+        ),
+        counter(
+            "tinyserve:swapped_blocks",
+            "Blocks moved to the host arena and back.",
+            {("out",): out, ("in",): back},
+            "direction",
+        ),
+        counter("tinyserve:cow_copies", "Shared blocks copied on write.", stats.num_cow_copies),
+        counter("tinyserve:steps", "Engine steps.", stats.num_steps),
+        counter(
+            "tinyserve:scheduled_tokens",
+            "Token rows that went through the model, recomputed and draft rows too.",
+            stats.num_scheduled_tokens,
+        ),
+        counter(
+            "tinyserve:recomputed_tokens",
+            "Tokens computed again because preemption had dropped their KV.",
+            stats.num_recomputed_tokens,
+        ),
+    )
+
+
+def _histograms(make: _Families, metrics: Metrics) -> Iterable[Metric]:
+    histogram = make.histogram
+    return (
+        histogram(
+            "vllm:time_to_first_token_seconds",
+            "From arrival, before tokenizing, to the first token.",
+            metrics.time_to_first_token,
+        ),
+        histogram(
+            "vllm:inter_token_latency_seconds",
+            "Between the tokens of a choice, preemption included.",
+            metrics.inter_token_latency,
+        ),
+        histogram(
+            "vllm:request_time_per_output_token_seconds",
+            "Mean time between the tokens of each choice.",
+            metrics.time_per_output_token,
+        ),
+        histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", metrics.e2e),
+        histogram(
+            "vllm:request_queue_time_seconds",
+            "From the queue to the first step.",
+            metrics.queue_time,
+        ),
+        histogram(
+            "vllm:request_prefill_time_seconds",
+            "From the first step to the first token.",
+            metrics.prefill_time,
+        ),
+        histogram(
+            "vllm:request_decode_time_seconds",
+            "From the first token to the last.",
+            metrics.decode_time,
+        ),
+        histogram(
+            "vllm:request_inference_time_seconds",
+            "From the first step to the end.",
+            metrics.inference_time,
+        ),
+        histogram("vllm:request_prompt_tokens", "Prompt tokens.", metrics.prompt_tokens),
+        histogram("vllm:request_generation_tokens", "Output tokens.", metrics.generation_tokens),
+        histogram(
+            "vllm:request_max_num_generation_tokens",
+            "Tokens of each request's longest choice.",
+            metrics.max_generation_tokens,
+        ),
+        histogram("vllm:request_params_n", "The n of requests.", metrics.params_n),
+        histogram(
+            "vllm:request_params_max_tokens",
+            "The max_tokens of requests, where they name none what is left of the context.",
+            metrics.params_max_tokens,
+        ),
+        histogram("vllm:iteration_tokens_total", "Tokens of each step.", metrics.step_tokens),
+        histogram("tinyserve:step_seconds", "Time of each step.", metrics.step_seconds),
+    )
+
+
+def _information(source: Source) -> Iterable[Metric]:
+    return (
+        _info("vllm:cache_config_info", "The KV-cache's settings.", source.cache_info),
+        _info("tinyserve:build_info", "What is running.", source.build_info),
+    )
+
+
+def _info(name: str, help: str, labels: Mapping[str, str]) -> Metric:
+    family = GaugeMetricFamily(name, help, labels=list(labels))
+    family.add_metric(list(labels.values()), 1)
+    return family
+
+
+def _http(http: HTTPMetrics) -> Iterable[Metric]:
+    requests = CounterMetricFamily(
+        "http_requests", "HTTP requests.", labels=["handler", "method", "status"]
+    )
+    for labels, count in http.requests.items():
+        requests.add_metric(labels, count)
+    seconds = HistogramMetricFamily(
+        "http_request_duration_seconds",
+        "From an HTTP request's arrival to the end of its answer.",
+        labels=["handler", "method"],
+    )
+    for key, histogram in http.seconds.items():
+        seconds.add_metric(key, _buckets(histogram), histogram.sum)
+    refused = CounterMetricFamily(
+        "tinyserve:requests_refused", "HTTP requests refused, by reason.", labels=["reason"]
+    )
+    for reason, count in http.refused.items():
+        refused.add_metric([reason], count)
+    left = CounterMetricFamily(
+        "tinyserve:client_disconnects", "Clients that left before the end of their answer."
+    )
+    left.add_metric([], http.num_disconnects)
+    return (requests, seconds, refused, left)
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    return [
+        ("+Inf" if bound == float("inf") else repr(float(bound)), count)
+        for bound, count in histogram.cumulative()
+    ]
