@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import uvicorn
 from helpers.fake_service import SpeakingRunner, assert_idle, runner_of
 
 from tinyserve.engine.build import Engine
 from tinyserve.server.app import create_app
 from tinyserve.server.bridge import EngineBridge
-from tinyserve.server.run import GracefulServer
+from tinyserve.server.run import GracefulServer, web_settings
 from tinyserve.server.state import ServerState
 
 
@@ -112,7 +111,8 @@ def live(engine: Engine, *, check_idle: bool = True) -> Iterator[Live]:
     """Serve `engine` on a free port until the block ends; then everything must be given back."""
     app = create_app(engine)
     state: ServerState = app.state.tinyserve
-    settings = uvicorn.Config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=5)
+    settings = web_settings(app, engine.config.server)
+    settings.timeout_graceful_shutdown = 5
     server = GracefulServer(settings, state)
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))

@@ -26,6 +26,7 @@ from tinyserve.server.errors import failure, status_failure
 from tinyserve.server.guards import KeyGuard
 from tinyserve.server.http import request_id_header
 from tinyserve.server.observe.http import HTTPMeter
+from tinyserve.server.messages_errors import in_dialect
 from tinyserve.server.routes import ROUTES
 from tinyserve.server.session import ClientGoneError
 from tinyserve.server.state import ServerState
@@ -120,7 +121,7 @@ def _add_error_handlers(app: FastAPI) -> None:
             told = failure(error)
         if told.status >= 500 and not isinstance(error, EngineDeadError):
             logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        response = failure_response(told)
+        response = failure_response(in_dialect(told, request.url.path))
         response.raw_headers += request_id_header(request)
         return response
 

@@ -40,6 +40,7 @@ def error_object(
     """{"error": {...}}; the type follows from the status."""
     kinds = {
         401: "authentication_error",
+        403: "permission_error",
         404: "not_found_error",
         408: "timeout_error",
         429: "rate_limit_error",
@@ -71,7 +72,9 @@ def failure(error: BaseException) -> HTTPFailure:
     return HTTPFailure(500, error_object(500, "internal server error"))
 
 
-def status_failure(status: int, detail: str | None) -> HTTPFailure:
+def status_failure(
+    status: int, detail: str | None, headers: Mapping[str, str] | None = None
+) -> HTTPFailure:
     """An error that the framework raised: unknown route, wrong method."""
     phrase = http.HTTPStatus(status).phrase
-    return HTTPFailure(status, error_object(status, detail or phrase))
+    return HTTPFailure(status, error_object(status, detail or phrase), headers or {})

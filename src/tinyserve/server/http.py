@@ -1,42 +1,53 @@
-"""HTTP odds and ends: reading a body within its limit, who the client is, the key at the door."""
+"""HTTP odds and ends: reading a body within its limits, and who the client is."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-import hmac
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from starlette.requests import ClientDisconnect, Request
 
-from tinyserve.server.errors import HTTPError, failure
-from tinyserve.server.session import ClientGoneError, Receive
-from tinyserve.server.sse import Send, send_failure
+from tinyserve.server.errors import HTTPError
+from tinyserve.server.session import ClientGoneError
 
-Scope = MutableMapping[str, Any]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-
-OPEN_PATHS = frozenset({"/health"})
+BODY_TIMEOUT_S = 60.0  # for a body to arrive, whatever its size
 
 
 async def read_json(request: Request, limit: int) -> bytes:
-    """The body of a JSON request, chunked or not. Raises HTTPError 415 or 413, ClientGoneError."""
+    """The body of a JSON request, chunked or not.
+
+    Raises HTTPError 415, 413 or 408, ClientGoneError.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json" and not (
         kind.startswith("application/") and kind.endswith("+json")
     ):
         raise HTTPError(415, f"the content type must be application/json, got {kind or 'none'}")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        raise HTTPError(
+            415, f"the content encoding {coding[:64]!r} is not supported; send plain JSON"
+        )
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
         raise _too_large(limit)
-    body = bytearray()
     try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                raise _too_large(limit)
+        return await asyncio.wait_for(_read(request, limit), BODY_TIMEOUT_S)
+    except asyncio.TimeoutError:
+        raise HTTPError(
+            408, f"the request body did not arrive within {BODY_TIMEOUT_S:g} seconds"
+        ) from None
     except ClientDisconnect:
         raise ClientGoneError from None
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise _too_large(limit)
     return bytes(body)
 
 
@@ -44,26 +55,29 @@ def _too_large(limit: int) -> HTTPError:
     return HTTPError(413, f"the request body exceeds {limit} bytes", code="request_too_large")
 
 
-def bearer_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
-    """The key of an `Authorization: Bearer` header."""
-    for name, value in headers:
-        if name == b"authorization":
-            scheme, _, key = value.partition(b" ")
-            return key.strip() if scheme.lower() == b"bearer" else None
-    return None
+def given_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
+    """The key that a request shows: `Authorization: Bearer`, else Anthropic's `x-api-key`."""
+    named = dict(reversed(headers))  # of a header that comes twice, the first counts
+    scheme, _, key = named.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer":
+        return key.strip()
+    return named.get(b"x-api-key")
 
 
 def client_of(request: Request, user: str | None) -> str:
-    """Whom fairness counts a request against: key, else X-Client-ID, else `user`, else address."""
-    key = bearer_key(request.scope["headers"])
-    if key:
-        return "key:" + hashlib.sha256(key).hexdigest()[:16]
+    """Whom fairness counts a request against.
+
+    Its key, where the server asks for keys. Elsewhere whatever it says of itself: a key (which may
+    be the same dummy for all), and its X-Client-ID, else `user`, else its address.
+    """
+    key = given_key(request.scope["headers"])
+    label = "key:" + hashlib.sha256(key).hexdigest()[:16] if key else ""
+    if label and request.app.state.tinyserve.keys:
+        return label
     named = request.headers.get("x-client-id")
-    if named:
-        return f"id:{named[:256]}"
-    if user:
-        return f"user:{user[:256]}"
-    return f"address:{request.client.host if request.client else ''}"
+    address = request.client.host if request.client else ""
+    name = f"id:{named[:256]}" if named else f"user:{user[:256]}" if user else f"address:{address}"
+    return f"{label} {name}".strip()
 
 
 def request_id_header(request: Request) -> list[tuple[bytes, bytes]]:
@@ -72,29 +86,3 @@ def request_id_header(request: Request) -> list[tuple[bytes, bytes]]:
     if 0 < len(value) <= 128 and value.isascii() and value.isprintable():
         return [(b"x-request-id", value.encode())]
     return []
-
-
-class KeyGuard:
-    """Asks for an API key on every path but /health. Compares in constant time, with every key."""
-
-    def __init__(self, app: App, keys: Sequence[str]) -> None:
-        self._app = app
-        self._keys = [key.encode() for key in keys]
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            given = bearer_key(scope["headers"])
-            matches = [hmac.compare_digest(given or b"", key) for key in self._keys]
-            if not any(matches):
-                told = failure(
-                    HTTPError(
-                        401,
-                        "no API key was given (Authorization: Bearer ...)"
-                        if given is None
-                        else "the API key is not valid",
-                        code="invalid_api_key",
-                    )
-                )
-                await send_failure(send, told, [(b"www-authenticate", b"Bearer")])
-                return
-        await self._app(scope, receive, send)

@@ -8,6 +8,7 @@ alone.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from enum import Enum
 
 from tinyserve.engine.request import RequestOutput
@@ -25,18 +26,37 @@ Event = RequestOutput | TinyServeError | Signal
 
 
 class Mailbox:
-    """An unbounded queue with one reader, which takes all that has come at once."""
+    """A queue with one reader, which takes all that has come at once.
 
-    __slots__ = ("_events", "_waiter")
+    While `is_held` (its reader waits for a client that does not read) outputs of more than
+    `max_held` bytes, estimated, make it full: `on_full` is called once, and further outputs are
+    thrown away.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_events", "_is_full", "_max_held", "_on_full", "_size", "_waiter", "is_held")
+
+    def __init__(
+        self, max_held: int | None = None, on_full: Callable[[], None] = lambda: None
+    ) -> None:
         self._events: list[Event] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._max_held = max_held
+        self._on_full = on_full
+        self._size = 0
+        self._is_full = False
+        self.is_held = False
 
     def put(self, event: Event) -> None:
+        if isinstance(event, RequestOutput):
+            if self._is_full:
+                return
+            self._size += estimated_bytes(event)
         self._events.append(event)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+        if self.is_held and self._max_held is not None and self._size > self._max_held:
+            self._is_full = True
+            self._on_full()
 
     async def take(self) -> list[Event]:
         """All events since the last call; waits for the first."""
@@ -47,4 +67,14 @@ class Mailbox:
             finally:
                 self._waiter = None
         events, self._events = self._events, []
+        self._size = 0
         return events
+
+
+def estimated_bytes(output: RequestOutput) -> int:
+    """About what an output weighs in memory. Cheap: it is asked for every token."""
+    size = 256 + 4 * len(output.new_text)
+    for scores in (output.logprobs, output.prompt_logprobs):
+        if scores:
+            size += sum(96 + 96 * len(score.top) for score in scores if score is not None)
+    return size

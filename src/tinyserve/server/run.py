@@ -1,8 +1,10 @@
-"""`serve`: the application on a socket, from start-up summary to graceful end.
+"""`serve`: the application on a socket, from the open port to the graceful end.
 
 The port opens first; the model loads beside it, on a thread, and `/health` says 503 until it is
 there. On SIGTERM or SIGINT no new request is taken, running ones get `shutdown_timeout_s`, then
-their streams end with an error. A second SIGINT ends at once.
+their streams end with an error; exit code 0. A second signal ends the process at once, with 128 and
+the signal's number. If the engine dies, every stream ends with an error, `/health` says 503 for
+`DEATH_GRACE_S`, and the process ends with an error, for a supervisor to start it again.
 """
 
 from __future__ import annotations
@@ -10,11 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from types import FrameType
 
 import uvicorn
 
@@ -22,11 +27,20 @@ from tinyserve.config import ServerConfig
 from tinyserve.engine.build import Engine
 from tinyserve.errors import ConfigError, EngineDeadError
 from tinyserve.server.app import create_app
+from tinyserve.server.connection import Connection
+from tinyserve.server.guards import App, HostGuard, served_names
+from tinyserve.server.listen import listening, raise_file_limit, url_of
 from tinyserve.server.state import ServerState
 
 logger = logging.getLogger("tinyserve.server")
 
 GRACE_S = 2  # for responses to go out once their requests have been ended
+DEATH_GRACE_S = 5.0  # for clients and probes to learn that the engine is dead
+CERT_REQS = {
+    "none": ssl.CERT_NONE,
+    "optional": ssl.CERT_OPTIONAL,
+    "required": ssl.CERT_REQUIRED,
+}
 
 
 def serve(
@@ -35,12 +49,11 @@ def serve(
     *,
     on_ready: Callable[[Engine, str], None] | None = None,
 ) -> None:
-    """Serve until a signal. Raises what loading raises, ConfigError where the port is taken.
+    """Serve until a signal. Raises what loading raises, EngineDeadError when the engine has died,
+    ConfigError where the port is taken or a certificate is bad.
 
     `on_ready` is told the engine and the URL when requests can be answered.
     """
-    listener = _listen(config)
-    url = _url(config.host, listener.getsockname()[1])
 
     def announce(engine: Engine) -> None:
         if on_ready is not None:
@@ -48,21 +61,42 @@ def serve(
 
     app = create_app(loading=loading, config=config, on_ready=announce)
     state: ServerState = app.state.tinyserve
+    names = served_names(config, has_keys=bool(state.keys))
+    settings = web_settings(app if names is None else HostGuard(app, names), config)
+    raise_file_limit()
+    with listening(config) as listener:
+        url = url_of(config, listener)
+        server = GracefulServer(settings, state)
+        state.on_load_error = server.give_up
+        server.run(sockets=[listener])
+    if state.load_error is not None:
+        raise state.load_error
+    if state.death is not None:
+        raise EngineDeadError(f"the engine has stopped: {state.death}")
+
+
+def web_settings(app: App, config: ServerConfig) -> uvicorn.Config:
+    """uvicorn's settings. Raises ConfigError for a certificate that cannot be used."""
     settings = uvicorn.Config(
         app,
+        http=Connection,
+        ws="none",
         log_level=config.log_level if config.log_level == "debug" else "warning",
         access_log=config.access_log,
         lifespan="on",
         timeout_graceful_shutdown=int(config.shutdown_timeout_s) + GRACE_S,
         server_header=False,
         log_config=None,
+        ssl_certfile=config.ssl_certfile,
+        ssl_keyfile=config.ssl_keyfile,
+        ssl_ca_certs=config.ssl_ca_certs,
+        ssl_cert_reqs=CERT_REQS[config.ssl_cert_reqs],
     )
-    server = GracefulServer(settings, state)
-    state.on_load_error = server.give_up
-    with contextlib.closing(listener):
-        server.run(sockets=[listener])
-    if state.load_error is not None:
-        raise state.load_error
+    try:
+        settings.load()
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(f"server.ssl_certfile, ssl_keyfile, ssl_ca_certs: {error}") from None
+    return settings
 
 
 class GracefulServer(uvicorn.Server):
@@ -71,10 +105,25 @@ class GracefulServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, state: ServerState) -> None:
         super().__init__(config)
         self._state = state
+        self._is_doomed = False
 
     def give_up(self) -> None:
-        """End because the model could not be loaded."""
+        """End, because there is no engine."""
         self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit:
+            logger.warning("a second signal: ending at once")
+            logging.shutdown()
+            os._exit(128 + sig)  # no thread is waited for
+        self.should_exit = True
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._state.death is not None and not self._is_doomed:
+            self._is_doomed = True
+            logger.error("the engine is dead; the server ends in %g s", DEATH_GRACE_S)
+            asyncio.get_running_loop().call_later(DEATH_GRACE_S, self.give_up)
+        return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._state.is_draining = True
@@ -98,24 +147,3 @@ class GracefulServer(uvicorn.Server):
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _listen(config: ServerConfig) -> socket.socket:
-    """A bound socket, so that a taken port is known before the model loads."""
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((config.host, config.port))
-    except (OSError, UnicodeError) as error:
-        listener.close()
-        raise ConfigError(
-            f"server.host, server.port: cannot listen on {config.host}:{config.port}: {error}"
-        ) from None
-    listener.set_inheritable(False)
-    return listener
-
-
-def _url(host: str, port: int) -> str:
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}"

@@ -1,7 +1,7 @@
 """`Session`: the life of one HTTP request from submission to release.
 
 A context that submits to the engine, watches the connection and the clock, and in the end, however
-it comes, releases everything. Inside it, `deltas` yields what there is to answer with.
+it comes, releases everything. Inside it, `batches` yields what there is to answer with.
 """
 
 from __future__ import annotations
@@ -40,11 +40,14 @@ class Job:
 class Session:
     """Use once: `open`, then `batches`, then `close` (idempotent)."""
 
-    def __init__(self, bridge: EngineBridge, job: Job, *, timeout_s: float) -> None:
+    def __init__(
+        self, bridge: EngineBridge, job: Job, *, timeout_s: float, max_held: int | None = None
+    ) -> None:
+        """`max_held`: bytes of output that may wait while the session is on hold."""
         self._bridge = bridge
         self._job = job
         self._timeout_s = timeout_s
-        self._mailbox = Mailbox()
+        self._mailbox = Mailbox(max_held, self._overflow)
         self._timer: asyncio.TimerHandle | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -64,6 +67,10 @@ class Session:
                 handle.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
+
+    def hold(self, is_held: bool) -> None:
+        """The client must first take what was sent; what the engine says meanwhile is kept."""
+        self._mailbox.is_held = is_held
 
     def watch(self, receive: Receive, *, ticks: bool = False) -> None:
         """Notice the client's leaving; with `ticks`, also every quarter minute that passes."""
@@ -101,12 +108,18 @@ class Session:
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self._mailbox.put(Signal.GONE)
+        self._end(Signal.GONE)
 
     def _expire(self) -> None:
-        self._mailbox.put(
-            RequestTimeoutError(f"the request took longer than {self._timeout_s:g} seconds")
-        )
+        self._end(RequestTimeoutError(f"the request took longer than {self._timeout_s:g} seconds"))
+
+    def _overflow(self) -> None:
+        self._end(TinyServeError("the answer was not read fast enough"))
+
+    def _end(self, event: TinyServeError | Signal) -> None:
+        """Give everything back at once: whoever answers may be waiting for the client just now."""
+        self._bridge.release(self._job.group)
+        self._mailbox.put(event)
 
     def _tick_later(self) -> None:
         self._ticker = asyncio.get_running_loop().call_later(PING_INTERVAL_S, self._tick)

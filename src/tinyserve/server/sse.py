@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
 from tinyserve.server.deltas import DeltaMaker
 from tinyserve.server.errors import HTTPFailure, failure
+from tinyserve.server.messages_errors import in_dialect
+from tinyserve.server.outlet import Outlet, Readers, Scope, Send, SlowReaderError
 from tinyserve.server.session import ClientGoneError, Receive, Session
 from tinyserve.server.shapes import PING, to_json
 from tinyserve.server.writer import Writer
 
 logger = logging.getLogger("tinyserve.server")
-
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -37,50 +35,55 @@ class EventStream:
         session: Session,
         writer: Writer,
         deltas: DeltaMaker,
+        readers: Readers,
         headers: list[tuple[bytes, bytes]],
     ) -> None:
         self._session = session
         self._writer = writer
         self._deltas = deltas
+        self._readers = readers
         self._headers = headers
         self._has_begun = False
 
-    async def __call__(self, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        outlet = Outlet(send, scope, self._readers, on_wait=self._session.hold)
         try:
             self._session.watch(receive, ticks=True)
-            await self._stream(send)
+            await self._stream(outlet)
         except (ClientGoneError, OSError):  # servers raise OSError on sending to a closed socket
             logger.debug("a client left its stream")
+        except SlowReaderError:
+            logger.info("a client that did not read its stream was cut off")
         except Exception as error:
-            await self._fail(error, send)
+            await self._fail(error, outlet, scope["path"])
         finally:
             self._session.close()
 
-    async def _stream(self, send: Send) -> None:
+    async def _stream(self, outlet: Outlet) -> None:
         usage = self._deltas.usage
         async for batch in self._session.batches():
             if not self._has_begun:
-                await self._begin(send)
-            await _write(send, self._writer.frames(batch, usage) if batch else PING)
-        await _write(send, self._writer.closing(usage), is_last=True)
+                await self._begin(outlet)
+            await outlet.write(self._writer.frames(batch, usage) if batch else PING)
+        await outlet.write(self._writer.closing(usage), is_last=True)
 
-    async def _begin(self, send: Send) -> None:
+    async def _begin(self, outlet: Outlet) -> None:
         self._has_begun = True
         headers = HEADERS + self._headers
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await outlet.send({"type": "http.response.start", "status": 200, "headers": headers})
         opening = self._writer.opening()
         if opening:
-            await _write(send, opening)
+            await outlet.write(opening)
 
-    async def _fail(self, error: Exception, send: Send) -> None:
-        told = failure(error)
+    async def _fail(self, error: Exception, outlet: Outlet, path: str) -> None:
+        told = in_dialect(failure(error), path)
         if told.status >= 500:
             logger.error("a stream failed: %s", error, exc_info=error)
-        with contextlib.suppress(OSError):  # the client may be gone as well
+        with contextlib.suppress(OSError, SlowReaderError):  # the client may be gone as well
             if self._has_begun:
-                await _write(send, self._writer.error(told), is_last=True)
+                await outlet.write(self._writer.error(told), is_last=True)
             else:
-                await send_failure(send, told, self._headers)
+                await send_failure(outlet.send, told, self._headers)
 
 
 async def send_failure(
@@ -96,8 +99,4 @@ async def send_failure(
         *(headers or []),
     ]
     await send({"type": "http.response.start", "status": told.status, "headers": all_headers})
-    await _write(send, body, is_last=True)
-
-
-async def _write(send: Send, body: bytes, *, is_last: bool = False) -> None:
-    await send({"type": "http.response.body", "body": body, "more_body": not is_last})
+    await send({"type": "http.response.body", "body": body, "more_body": False})

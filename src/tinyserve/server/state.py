@@ -11,7 +11,9 @@ from tinyserve.errors import EngineDeadError
 from tinyserve.server.admission import Admission
 from tinyserve.server.bridge import EngineBridge
 from tinyserve.server.fair_queue import FairRequestQueue
+from tinyserve.server.guards import load_keys
 from tinyserve.server.observe.observer import Observer
+from tinyserve.server.outlet import Readers
 from tinyserve.server.service import Service
 
 
@@ -20,6 +22,8 @@ class ServerState:
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
+        self.keys = load_keys(config)
+        self.readers = Readers(config.stream_stall_timeout_s, config.stream_buffer_size)
         self.observer = Observer()
         self.service: Service | None = None
         self.bridge: EngineBridge | None = None
@@ -48,6 +52,11 @@ class ServerState:
         if self.service is None or self.bridge is None:
             raise EngineDeadError("the model is still loading")
         return self.service, self.bridge
+
+    @property
+    def death(self) -> BaseException | None:
+        """Why the engine died, if it did."""
+        return self.bridge.death if self.bridge is not None else None
 
     def stop(self) -> None:
         self.observer.stop()

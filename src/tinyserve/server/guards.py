@@ -1,0 +1,124 @@
+"""Who may come in: the key at the door, and the names under which the server may be addressed.
+
+Plain ASGI around the whole application, so that no route is added past them. `KeyGuard` refuses by
+default: what needs no key is listed here. Keys are compared in constant time, each with every one.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+from tinyserve.config import ServerConfig
+from tinyserve.errors import ConfigError
+from tinyserve.server.errors import HTTPError, failure
+from tinyserve.server.http import given_key
+from tinyserve.server.messages_errors import in_dialect
+from tinyserve.server.outlet import Scope, Send
+from tinyserve.server.session import Receive
+from tinyserve.server.sse import send_failure
+from tinyserve.server.web import PATHS
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+# The page's own bytes are the same for everybody; what they then ask for needs the key.
+OPEN_PATHS = frozenset({"/health", "/ping"}) | PATHS
+
+
+def load_keys(config: ServerConfig) -> tuple[str, ...]:
+    """All keys that are valid, the file's too. Raises ConfigError."""
+    if config.api_key_file is None:
+        return config.api_key
+    try:
+        lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"server.api_key_file: cannot read it: {error}") from None
+    keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+    if not keys:  # an empty file must not open the door
+        raise ConfigError(f"server.api_key_file: no key in {config.api_key_file}")
+    return (*config.api_key, *keys)
+
+
+class KeyGuard:
+    """Asks for an API key on every path that is not open."""
+
+    def __init__(self, app: App, keys: Sequence[str], root_path: str = "") -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or self._is_open(scope["path"]):
+            await self._app(scope, receive, send)
+            return
+        given = given_key(scope["headers"])
+        matches = [hmac.compare_digest(given or b"", key) for key in self._keys]
+        if any(matches):
+            await self._app(scope, receive, send)
+        elif given is None:
+            await _refuse(
+                scope, send, _unauthorized("no API key was given (Authorization: Bearer)")
+            )
+        else:
+            await _refuse(scope, send, _unauthorized("the API key is not valid"))
+
+    def _is_open(self, path: str) -> bool:
+        return path in OPEN_PATHS or path.removeprefix(self._root_path) in OPEN_PATHS
+
+
+class HostGuard:
+    """Answers only where the Host header is one of `names`.
+
+    A page from elsewhere can have its own name resolved to this machine's address (DNS rebinding)
+    and would then be of the same origin as the server; but its name it cannot hide.
+    """
+
+    def __init__(self, app: App, names: Sequence[str]) -> None:
+        self._app = app
+        self._names = frozenset(name.lower() for name in names)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or self._is_known(dict(scope["headers"]).get(b"host")):
+            await self._app(scope, receive, send)
+            return
+        message = "the Host header names another server (see --allowed-hosts)"
+        await _refuse(scope, send, HTTPError(403, message, code="unknown_host"))
+
+    def _is_known(self, host: bytes | None) -> bool:
+        if host is None:  # HTTP/1.0; browsers always send it
+            return True
+        name = host.decode("latin-1").lower()
+        if not name.endswith("]"):  # a bare IPv6 address has colons of its own
+            name = name.rpartition(":")[0] or name
+        return name.rstrip(".") in self._names
+
+
+def served_names(config: ServerConfig, *, has_keys: bool) -> tuple[str, ...] | None:
+    """The names that `HostGuard` lets through; None: all."""
+    if config.allowed_hosts:
+        return None if "*" in config.allowed_hosts else config.allowed_hosts
+    if has_keys or config.uds is not None or not _is_loopback(config.host):
+        return None
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return ("localhost", "127.0.0.1", "[::1]", host)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def _unauthorized(message: str) -> HTTPError:
+    return HTTPError(401, message, code="invalid_api_key")
+
+
+async def _refuse(scope: Scope, send: Send, error: HTTPError) -> None:
+    if scope["type"] == "websocket":  # there is none
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    headers = [(b"www-authenticate", b"Bearer")] if error.status == 401 else []
+    await send_failure(send, in_dialect(failure(error), scope["path"]), headers)

@@ -1,0 +1,107 @@
+"""The socket that the server listens on: TCP or Unix, bound before the model loads."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Iterator
+
+from tinyserve.config import ServerConfig
+from tinyserve.errors import ConfigError
+
+# A client that has vanished without a word, or takes nothing of what was sent, is given up by the
+# kernel after these, whatever the application still knows of it.
+KEEPALIVE_S = 60
+UNACKNOWLEDGED_S = 120
+
+
+@contextlib.contextmanager
+def listening(config: ServerConfig) -> Iterator[socket.socket]:
+    """A bound socket until the block ends. Raises ConfigError where it cannot be had."""
+    if config.uds is None:
+        with contextlib.closing(_tcp(config.host, config.port)) as listener:
+            yield listener
+        return
+    with contextlib.closing(_unix(config.uds)) as listener:
+        try:
+            yield listener
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(config.uds)
+
+
+def url_of(config: ServerConfig, listener: socket.socket) -> str:
+    """Where clients find the server."""
+    scheme = "http" if config.ssl_certfile is None else "https"
+    if config.uds is not None:
+        return f"{scheme}+unix:{config.uds}{config.root_path}"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"{scheme}://{host}:{listener.getsockname()[1]}{config.root_path}"
+
+
+def raise_file_limit() -> None:
+    """As many connections as the system allows: each is an open file."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY:
+        hard = max(soft, 65536)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _tcp(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _expect_signs_of_life(listener)
+    try:
+        listener.bind((host, port))
+    except (OSError, UnicodeError) as error:
+        listener.close()
+        raise ConfigError(
+            f"server.host, server.port: cannot listen on {host}:{port}: {error}"
+        ) from None
+    listener.set_inheritable(False)
+    return listener
+
+
+def _expect_signs_of_life(listener: socket.socket) -> None:
+    """Accepted connections inherit these (Linux; elsewhere what there is of them)."""
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (
+        ("TCP_KEEPIDLE", KEEPALIVE_S),
+        ("TCP_KEEPINTVL", KEEPALIVE_S // 4),
+        ("TCP_KEEPCNT", 4),
+        ("TCP_USER_TIMEOUT", UNACKNOWLEDGED_S * 1000),
+    ):
+        if hasattr(socket, name):
+            with contextlib.suppress(OSError):
+                listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _unix(path: str) -> socket.socket:
+    """Whoever may write to the socket's file may connect: by the umask, its owner."""
+    listener = socket.socket(socket.AF_UNIX)
+    try:
+        _remove_stale(path)
+        listener.bind(path)
+    except OSError as error:
+        listener.close()
+        raise ConfigError(f"server.uds: cannot listen on {path}: {error}") from None
+    listener.set_inheritable(False)
+    return listener
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the socket that a server left which did not end well; never one that is in use."""
+    try:
+        is_socket = stat.S_ISSOCK(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as probe:
+        if is_socket and probe.connect_ex(path) != 0:
+            os.unlink(path)
