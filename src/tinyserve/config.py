@@ -374,7 +374,27 @@ class ServerConfig:
         choices=("debug", "info", "warning", "error"),
         aliases={"warn": "warning"},
     )
+    log_format: str = setting(
+        "text", "form of log lines; json writes an object a line", choices=("text", "json")
+    )
     access_log: bool = setting(False, "log one line per HTTP request")
+    log_requests: bool = setting(
+        False,
+        "log one line per request to the model when it ends: tokens, times, reason",
+        flags="--enable-log-requests",
+    )
+    log_prompts: bool = setting(False, "show prompts in those lines")
+    max_log_len: int | None = setting(
+        None, "characters of a prompt that are logged; auto is all of them", low=0, high=1 << 30
+    )
+    disable_log_stats: bool = setting(
+        False, "log no line of throughput and cache use every ten seconds while busy"
+    )
+    debug_trace: bool = setting(
+        False,
+        "GET /debug/trace: a timeline of the engine's steps for Perfetto",
+        flags="--enable-debug-trace",
+    )
     web_page: bool = setting(True, "serve the web page at /: a chat, and the engine at work")
 
     def __post_init__(self) -> None:
