@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from tinyserve.server.choice_reader import ChoiceReader, Piece
 from tinyserve.server.deltas import Delta, ScoredToken
-from tinyserve.text.messages import MessageParser, Part, ReasoningPart, TextPart, ToolCallPart
+from tinyserve.text.messages import ReasoningPart, TextPart, ToolCallPart
 
 
 class Kind(Enum):
@@ -71,52 +72,47 @@ class BlockReader:
     """Reads the deltas of one choice. `blocks` are those that have begun; the last may be open.
 
     White space alone makes no block beside others: models put it between their calls.
-    `reasoning_tokens` counts the tokens that brought thinking, with its marks.
     """
 
-    def __init__(self, parser: MessageParser) -> None:
+    def __init__(self, reader: ChoiceReader) -> None:
         self.blocks: list[Block] = []
         self.ending = Ending()
-        self.reasoning_tokens = 0
-        self._parser = parser
+        self._reader = reader
         self._open: Block | None = None
         self._call_index = -1  # of the open call
-        self._space = ""  # held back until a visible character follows
-        self._logprobs: list[ScoredToken] = []  # of tokens whose text has not come out
-        self._num_tokens = 0  # the same tokens, counted
+        self._space = ""  # held back until a visible character follows, with its logprobs
+        self._logprobs: list[ScoredToken] = []
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self._reader.reasoning_tokens
 
     def feed(self, deltas: Iterable[Delta]) -> list[BlockEvent]:
         """What the deltas change, in order."""
         events: list[BlockEvent] = []
         for delta in deltas:
-            self._num_tokens += len(delta.token_ids)
-            self._logprobs += delta.logprobs or ()
-            for part in self._parts(delta):
-                self._take(part, events)
+            for piece in self._reader.read(delta):
+                self._take(piece, events)
             if delta.finish_reason is not None:
                 self._finish(delta, events)
         return events
 
-    def _parts(self, delta: Delta) -> list[Part]:
-        parts = self._parser.push(delta.text) if delta.text else []
-        return parts if delta.finish_reason is None else parts + self._parser.flush()
-
-    def _take(self, part: Part, events: list[BlockEvent]) -> None:
+    def _take(self, piece: Piece, events: list[BlockEvent]) -> None:
+        part = piece.part
         if isinstance(part, TextPart):
+            self._logprobs += piece.delta.logprobs or ()
             self._text(part.text, events)
         elif isinstance(part, ReasoningPart):
-            self.reasoning_tokens += self._num_tokens
             self._grow(Kind.REASONING, part.text, events)
-        else:
+        elif part is not None:
             self._call(part, events)
-        self._num_tokens = 0
 
     def _text(self, text: str, events: list[BlockEvent]) -> None:
         if self._open is None or self._open.kind is not Kind.TEXT:
             self._space += text
             if not self._space.strip():
                 return
-            text, self._space = self._space, ""
+            text = self._space
         self._grow(Kind.TEXT, text, events)
 
     def _call(self, part: ToolCallPart, events: list[BlockEvent]) -> None:
@@ -125,26 +121,26 @@ class BlockReader:
             self._call_index = part.index
         if part.arguments:
             self._grow(Kind.CALL, part.arguments, events)
-        self._logprobs = []
 
     def _grow(self, kind: Kind, text: str, events: list[BlockEvent]) -> None:
-        if self._open is None or self._open.kind is not kind:
-            self._begin(Block(len(self.blocks), kind), events)
         block = self._open
-        assert block is not None
-        logprobs, self._logprobs = self._logprobs, []
-        if kind is not Kind.TEXT:
-            logprobs = []
+        if block is None or block.kind is not kind:
+            block = self._begin(Block(len(self.blocks), kind), events)
+        logprobs: list[ScoredToken] = []
+        if kind is Kind.TEXT:
+            logprobs, self._logprobs, self._space = self._logprobs, [], ""
         block.pieces.append(text)
         block.logprobs += logprobs
         events.append(BlockEvent(Step.GROWS, block, text, logprobs))
 
-    def _begin(self, block: Block, events: list[BlockEvent]) -> None:
+    def _begin(self, block: Block, events: list[BlockEvent]) -> Block:
         self._end(events)
-        self._space = ""
+        if block.kind is not Kind.TEXT:
+            self._space, self._logprobs = "", []
         self._open = block
         self.blocks.append(block)
         events.append(BlockEvent(Step.BEGINS, block))
+        return block
 
     def _end(self, events: list[BlockEvent]) -> None:
         if self._open is not None:
@@ -156,4 +152,5 @@ class BlockReader:
         if not self.blocks and self._space:
             self._grow(Kind.TEXT, self._space, events)
         self._end(events)
-        self.ending = Ending(delta.finish_reason, delta.stop_reason, self._parser.has_calls)
+        has_calls = any(block.kind is Kind.CALL for block in self.blocks)
+        self.ending = Ending(delta.finish_reason, delta.stop_reason, has_calls)

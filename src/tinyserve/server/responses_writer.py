@@ -13,6 +13,8 @@ from json.encoder import encode_basestring as quote
 from typing import Any
 
 from tinyserve.server.blocks import Block, BlockEvent, BlockReader, Kind, Step
+from tinyserve.server.chat_context import ChatContext
+from tinyserve.server.choice_reader import ChoiceReader
 from tinyserve.server.deltas import Delta, DeltaMaker, ScoredToken, Usage
 from tinyserve.server.errors import HTTPFailure
 from tinyserve.server.responses_object import (
@@ -25,8 +27,6 @@ from tinyserve.server.responses_object import (
 )
 from tinyserve.server.responses_tools import custom_input
 from tinyserve.server.shapes import to_json
-from tinyserve.text.messages import MessageParser
-from tinyserve.text.tokenizer import Tokenizer
 
 _PIECE = {
     Kind.TEXT: "response.output_text.delta",
@@ -36,14 +36,12 @@ _PIECE = {
 
 
 class ResponseWriter:
-    """Writes the single choice that `parser` reads. `response` is what stays the same."""
+    """Writes the single choice of a chat. `response` is what stays the same of it."""
 
-    def __init__(
-        self, response: ResponseObject, parser: MessageParser, tokenizer: Tokenizer
-    ) -> None:
+    def __init__(self, response: ResponseObject, context: ChatContext) -> None:
         self._response = response
-        self._reader = BlockReader(parser)
-        self._tokenizer = tokenizer
+        self._reader = BlockReader(ChoiceReader(context))
+        self._tokenizer = context.tokenizer
         self._items: list[Item] = []
         self._number = 0
         self._piece_head = ""

@@ -6,7 +6,16 @@ from collections.abc import Callable
 
 from fastapi import FastAPI
 
-from tinyserve.server.routes import embeddings, observe, openai, responses, status, web
+from tinyserve.server.routes import (
+    embeddings,
+    messages,
+    observe,
+    openai,
+    responses,
+    status,
+    tokenize,
+    web,
+)
 from tinyserve.server.state import ServerState
 
 ROUTES: tuple[Callable[[FastAPI, ServerState], None], ...] = (
@@ -15,5 +24,7 @@ ROUTES: tuple[Callable[[FastAPI, ServerState], None], ...] = (
     openai.add_routes,
     embeddings.add_routes,
     responses.add_routes,
+    messages.add_routes,
+    tokenize.add_routes,
     web.add_routes,
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
 from tinyserve.server.answer import answer
+from tinyserve.server.chat_context import ChatContext
 from tinyserve.server.fitting import as_it_is, without_oldest
 from tinyserve.server.http import client_of, read_json
 from tinyserve.server.json_node import Node, renamed
@@ -24,7 +24,7 @@ from tinyserve.server.responses_input import read_input
 from tinyserve.server.responses_object import ResponseObject
 from tinyserve.server.responses_tools import ToolSet, read_choice, read_tools
 from tinyserve.server.responses_writer import ResponseWriter
-from tinyserve.server.service import ChatContext, Prepared, Service
+from tinyserve.server.service import Prepared, Service
 from tinyserve.server.state import ServerState
 from tinyserve.server.writer import Writer
 
@@ -60,12 +60,11 @@ async def _prepared(service: Service, body: ResponsesRequest, client: str) -> Pr
         service.note("truncation: auto has left out the oldest messages of a conversation")
 
     def make_writer(context: ChatContext) -> Writer:
-        response_id = f"resp_{secrets.token_hex(16)}"
-        named = dataclasses.replace(context.identity, response_id=response_id)
+        response_id, identity = f"resp_{secrets.token_hex(16)}", context.identity
         response = ResponseObject(
-            named.response_id, named.created, named.model, body, tools, fitted.num_dropped
+            response_id, identity.created, identity.model, body, tools, fitted.num_dropped
         )
-        return ResponseWriter(response, context.new_parser(), context.tokenizer)
+        return ResponseWriter(response, context)
 
     return await service.chat(
         fitted.body, client, make_writer=make_writer, prompt_ids=fitted.prompt_ids

@@ -1,0 +1,146 @@
+"""`MessagesRequest`: the body of `POST /v1/messages`, and the chat request that it stands for.
+
+Following Anthropic's API reference. `cache_control`, betas and whatever else concerns a hosted
+service are ignored: prefixes are cached by themselves. The conversation is read by
+`messages_input`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from tinyserve.errors import RequestError
+from tinyserve.server.json_node import Node
+
+
+def _text_or_blocks(value: Any) -> Any:
+    if value is None or isinstance(value, str | list):
+        return value
+    raise ValueError("must be a string or a list of content blocks")
+
+
+class CountRequest(BaseModel):
+    """`POST /v1/messages/count_tokens`: what of a request decides its prompt."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+    model: str | None = None
+    messages: list[Any]
+    system: Annotated[str | list[Any] | None, BeforeValidator(_text_or_blocks)] = None
+    tools: list[Any] | None = None
+    tool_choice: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: dict[str, Any] | None = None
+
+
+class MessagesRequest(CountRequest):
+    """`POST /v1/messages`. Unknown fields go on to the chat request, which knows extensions."""
+
+    max_tokens: int
+    stream: bool | None = None
+    stop_sequences: list[str] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+
+    @property
+    def user_id(self) -> str | None:
+        """Whom the client is asking for; it is not told to the model."""
+        return Node(self.metadata or {}, "metadata").get("user_id").text_or("") or None
+
+
+# Of the chat request's own fields, those that this API has another name for, or no place.
+NOT_PASSED_ON = frozenset(
+    {
+        "logprobs", "top_logprobs", "max_completion_tokens", "stop", "stream_options", "echo",
+        "continue_final_message", "add_generation_prompt", "parallel_tool_calls",
+        "return_token_ids", "reasoning_effort", "user", "functions", "function_call",
+    }
+)  # fmt: skip
+
+# Fields of Anthropic's API that mean nothing here.
+HARMLESS = frozenset(
+    {"betas", "cache_control", "container", "context_management", "diagnostics", "inference_geo",
+     "mcp_servers", "speed"}
+)  # fmt: skip
+
+
+def check(body: MessagesRequest) -> None:
+    """Raise RequestError where a number is out of this API's range."""
+    if body.max_tokens < 1:
+        raise RequestError(
+            f"max_tokens must be at least 1, got {body.max_tokens}", param="max_tokens"
+        )
+    if body.temperature is not None and not 0 <= body.temperature <= 1:
+        raise RequestError(
+            f"temperature must be between 0 and 1, got {body.temperature:g}", param="temperature"
+        )
+    if (body.model_extra or {}).get("n") not in (None, 1):
+        raise RequestError("n: there is one answer only", param="n")
+
+
+def read_tools(value: Iterable[Any] | None) -> tuple[list[dict[str, Any]], set[str]]:
+    """The chat request's tools; the types of those that only Anthropic could run are left out."""
+    functions: list[dict[str, Any]] = []
+    left_out: set[str] = set()
+    names: set[str] = set()
+    for node in Node(list(value or ()), "tools").items():
+        kind = node.get("type").text_or("custom")
+        if kind != "custom":
+            left_out.add(kind)
+            continue
+        name = node.get("name").text()
+        if not name or name in names:
+            raise node.get("name").fault("must not be empty" if not name else "must be unique")
+        names.add(name)
+        function: dict[str, Any] = {
+            "name": name,
+            "parameters": node.get("input_schema").object(),
+        }
+        description = node.get("description").text_or("")
+        if description:
+            function["description"] = description
+        if node.get("strict").value is not None:
+            function["strict"] = node.get("strict").flag_or(False)
+        functions.append({"type": "function", "function": function})
+    return functions, left_out
+
+
+def read_choice(value: Any, names: Iterable[str]) -> tuple[Any, bool | None]:
+    """The chat request's `tool_choice` and `parallel_tool_calls`. Raises RequestError."""
+    if value is None:
+        return None, None
+    node = Node(value, "tool_choice")
+    kind = node.get("type").one_of(("auto", "any", "tool", "none"))
+    is_parallel = False if node.get("disable_parallel_tool_use").flag_or(False) else None
+    if kind == "tool":
+        name = node.get("name").text()
+        if name not in names:
+            raise node.get("name").fault(f"there is no tool named {name[:64]!r}")
+        return {"type": "function", "function": {"name": name}}, is_parallel
+    if kind == "any" and not list(names):
+        raise node.get("type").fault("a call is required, but no tool can be offered")
+    return {"auto": "auto", "any": "required", "none": "none"}[kind], is_parallel
+
+
+def thinks(value: Any) -> bool | None:
+    """Whether the client wants thinking; None where it leaves that to the model."""
+    if value is None:
+        return None
+    kind = Node(value, "thinking").get("type").text()
+    return kind != "disabled"
+
+
+def response_format(value: Any) -> dict[str, Any] | None:
+    """`output_config.format` as the chat API's `response_format`."""
+    node = Node(value or {}, "output_config").get("format")
+    if node.value is None:
+        return None
+    node.get("type").one_of(("json_schema",))
+    schema = node.get("schema").object()
+    return {"type": "json_schema", "json_schema": {"name": "response", "schema": schema}}

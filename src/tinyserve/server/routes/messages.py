@@ -1,0 +1,104 @@
+"""Anthropic's Messages API, and its count of tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+
+from tinyserve.server import messages_body
+from tinyserve.server.answer import answer, json_response
+from tinyserve.server.chat_context import ChatContext
+from tinyserve.server.fitting import with_room_left
+from tinyserve.server.http import client_of, read_json
+from tinyserve.server.json_node import renamed
+from tinyserve.server.messages_body import CountRequest, MessagesRequest
+from tinyserve.server.messages_errors import prompt_too_long
+from tinyserve.server.messages_input import read_conversation
+from tinyserve.server.messages_writer import MessageWriter
+from tinyserve.server.openapi import body_schema
+from tinyserve.server.protocol import as_chat_request, read_model
+from tinyserve.server.service import Prepared, Service
+from tinyserve.server.state import ServerState
+from tinyserve.server.writer import Writer
+
+# The chat request's fields by the names that this API's clients know.
+_NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
+
+
+def add_routes(app: FastAPI, state: ServerState) -> None:
+    @app.post("/v1/messages", openapi_extra=body_schema(MessagesRequest))
+    async def messages(request: Request) -> Response:
+        service, bridge = state.ready()
+        body = read_model(MessagesRequest, await read_json(request, state.config.max_body_size))
+        service.resolve_model(body.model)
+        messages_body.check(body)
+        with renamed(_NAMES):
+            prepared = await _prepared(service, body, client_of(request, body.user_id))
+        return await answer(state, bridge, request, prepared)
+
+    @app.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountRequest))
+    async def count_tokens(request: Request) -> Response:
+        service, _ = state.ready()
+        body = read_model(CountRequest, await read_json(request, state.config.max_body_size))
+        service.resolve_model(body.model)
+        with renamed(_NAMES):
+            chat = as_chat_request(_fields(service, body))
+            ids = await service.encode_chat(chat)
+        return json_response({"input_tokens": len(ids)})
+
+
+async def _prepared(service: Service, body: MessagesRequest, client: str) -> Prepared:
+    extra = _passed_on(body)
+    fields = {
+        **extra,
+        **_fields(service, body),
+        "stream": body.stream,
+        "max_tokens": body.max_tokens,
+        "stop": body.stop_sequences,
+        "temperature": body.temperature,
+        "top_p": body.top_p,
+        "top_k": body.top_k,
+        "response_format": messages_body.response_format(body.output_config),
+    }
+    chat = as_chat_request({k: v for k, v in fields.items() if v is not None})
+    fitted = await with_room_left(service, chat, prompt_too_long)
+    is_clamped = fitted.body.max_tokens != body.max_tokens
+
+    def make_writer(context: ChatContext) -> Writer:
+        return MessageWriter(context, is_clamped=is_clamped)
+
+    return await service.chat(
+        fitted.body, client, make_writer=make_writer, prompt_ids=fitted.prompt_ids
+    )
+
+
+def _passed_on(body: MessagesRequest) -> dict[str, Any]:
+    skipped = messages_body.NOT_PASSED_ON | messages_body.HARMLESS
+    return {k: v for k, v in (body.model_extra or {}).items() if k not in skipped}
+
+
+def _fields(service: Service, body: CountRequest) -> dict[str, Any]:
+    """The fields of the chat request that decide the prompt."""
+    conversation, is_open = read_conversation(body.system, body.messages)
+    fields: dict[str, Any] = {"messages": conversation}
+    if body.model is not None:
+        fields["model"] = body.model
+    if is_open:
+        fields["continue_final_message"] = True
+    functions, left_out = messages_body.read_tools(body.tools)
+    for kind in sorted(left_out):
+        service.note(f"/v1/messages: leaving out {kind[:64]!r}, which this server cannot offer")
+    names = [f["function"]["name"] for f in functions]
+    choice, is_parallel = messages_body.read_choice(body.tool_choice, names)
+    if functions:
+        fields["tools"] = functions
+        if choice is not None:
+            fields["tool_choice"] = choice
+        if is_parallel is not None:
+            fields["parallel_tool_calls"] = is_parallel
+    thinks = messages_body.thinks(body.thinking)
+    if thinks is not None:
+        kwargs = (body.model_extra or {}).get("chat_template_kwargs") or {}
+        fields["chat_template_kwargs"] = {"enable_thinking": thinks, **kwargs}
+    return fields

@@ -1,0 +1,125 @@
+"""Text to tokens and back, without a model: `/tokenize`, `/detokenize`, and prompts as rendered.
+
+vLLM's shapes. The same paths exist below `/v1`, for clients that know one base address only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from pydantic import BaseModel, ConfigDict
+
+from tinyserve.errors import RequestError
+from tinyserve.server.answer import json_response
+from tinyserve.server.http import read_json
+from tinyserve.server.openapi import body_schema
+from tinyserve.server.protocol import ChatRequest, as_chat_request, parse_body, read_model
+from tinyserve.server.service import Service
+from tinyserve.server.state import ServerState
+
+_CHAT_FIELDS = (
+    "messages",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+)
+
+
+class TokenizeRequest(BaseModel):
+    """A `prompt`, or `messages` with what else decides their prompt."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    messages: list[Any] | None = None
+    tools: list[Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class DetokenizeRequest(BaseModel):
+    """Token ids, each in the vocabulary."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    model: str | None = None
+    tokens: list[int]
+
+
+def add_routes(app: FastAPI, state: ServerState) -> None:
+    limit = state.config.max_body_size
+
+    @app.post("/v1/tokenize", openapi_extra=body_schema(TokenizeRequest))
+    @app.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
+    async def tokenize(request: Request) -> Response:
+        service, _ = state.ready()
+        body = read_model(TokenizeRequest, await read_json(request, limit))
+        service.resolve_model(body.model)
+        ids = await _ids(service, body)
+        text_of = service.engine.intake.tokenizer.token_text
+        strings = [text_of(i) for i in ids] if body.return_token_strs else None
+        return json_response({**_counted(service, ids), "token_strs": strings})
+
+    @app.post("/v1/detokenize", openapi_extra=body_schema(DetokenizeRequest))
+    @app.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
+    async def detokenize(request: Request) -> Response:
+        service, _ = state.ready()
+        body = read_model(DetokenizeRequest, await read_json(request, limit))
+        service.resolve_model(body.model)
+        _check_ids(body.tokens, service.engine.intake.limits.vocab_size)
+        decode = service.engine.intake.tokenizer.decode
+        text = await service.off_loop_if(
+            len(body.tokens), lambda: decode(body.tokens, skip_special_tokens=False)
+        )
+        return json_response({"prompt": text})
+
+    @app.post("/apply-template", openapi_extra=body_schema(ChatRequest))
+    @app.post("/v1/chat/completions/render", openapi_extra=body_schema(ChatRequest))
+    async def render(request: Request) -> Response:
+        """The prompt of a chat request, as the model would read it."""
+        service, _ = state.ready()
+        body = parse_body(ChatRequest, await read_json(request, limit))
+        service.resolve_model(body.model)
+        ids = await service.encode_chat(body)
+        text = service.engine.intake.tokenizer.decode(ids, skip_special_tokens=False)
+        return json_response({"prompt": text, **_counted(service, ids)})
+
+
+async def _ids(service: Service, body: TokenizeRequest) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("give either prompt or messages", param="prompt")
+    if body.prompt is not None:
+        text, special = body.prompt, body.add_special_tokens is not False
+        encode = service.engine.intake.tokenizer.encode
+        return await service.off_loop_if(
+            len(text), lambda: encode(text, add_special_tokens=special)
+        )
+    if body.add_special_tokens:
+        raise RequestError(
+            "add_special_tokens is for a prompt; a chat template writes its own special tokens",
+            param="add_special_tokens",
+        )
+    fields = {name: getattr(body, name) for name in _CHAT_FIELDS}
+    chat = as_chat_request({k: v for k, v in fields.items() if v is not None})
+    return await service.encode_chat(chat)
+
+
+def _counted(service: Service, ids: list[int]) -> dict[str, Any]:
+    max_model_len = service.engine.intake.limits.max_model_len
+    return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids}
+
+
+def _check_ids(ids: list[int], size: int) -> None:
+    for i, token_id in enumerate(ids):
+        if not 0 <= token_id < size:
+            where = f"tokens[{i}]"
+            raise RequestError(
+                f"{where}: token id {token_id} is outside the vocabulary (0..{size - 1})",
+                param=where,
+            )
