@@ -1,4 +1,6 @@
-"""What the machine could do at best: read bandwidth and multiply rates, by native probes."""
+"""What the machine could do at best: read bandwidth and multiply rates, by native probes; and how
+programs are timed against that.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,12 @@ import time
 import numpy as np
 
 from tinyserve.kernels.abi import load_library
+from tinyserve.kernels.ops import Batch, Compiled
 from tinyserve.kernels.packing import aligned_bytes
 
 READ, FMA, INT16, U4S8 = range(4)
 READ_BYTES = 128 << 20
+CACHES = 96 << 20  # bytes that no cache holds
 
 
 def read_bandwidth(variant: str, threads: int, repeat: int = 5) -> float:
@@ -33,3 +37,38 @@ def _seconds(variant: str, threads: int, kind: int, data: np.ndarray) -> tuple[f
     begin = time.perf_counter()
     done = load_library().ts_probe(variant.encode(), threads, kind, data.ctypes.data, data.nbytes)
     return time.perf_counter() - begin, int(done)
+
+
+class Ceilings:
+    """What the machine reaches at best, measured again and again between the cases."""
+
+    def __init__(self, variant: str, threads: int) -> None:
+        self._variant = variant
+        self._threads = threads
+        self._found: dict[str, list[float]] = {}
+        self.measure()
+
+    def measure(self) -> None:
+        variant, threads = self._variant, self._threads
+        self._note("read_gb_s", read_bandwidth(variant, threads, repeat=3))
+        for name, kind in (("f32_gmac_s", FMA), ("int16_gmac_s", INT16), ("u4s8_gmac_s", U4S8)):
+            self._note(name, multiply_rate(variant, threads, kind, repeat=3))
+
+    def latest(self) -> dict[str, float]:
+        return {name: values[-1] for name, values in self._found.items()}
+
+    def medians(self) -> dict[str, float]:
+        return {name: statistics.median(values) for name, values in self._found.items()}
+
+    def _note(self, name: str, per_second: float) -> None:
+        self._found.setdefault(name, []).append(per_second / 1e9)
+
+
+def seconds_of(program: Compiled, batch: Batch, repeat: int) -> float:
+    """The median time of a step, the first one left out."""
+    times = []
+    for _ in range(repeat + 1):
+        begin = time.perf_counter()
+        program.run(batch)
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[1:])

@@ -103,3 +103,22 @@ def bars(studies: Mapping[str, Mapping[str, Point]], path: str) -> None:
     for axis in axes[len(studies) :]:
         axis.set_visible(False)
     save(drawn, path)
+
+
+def roofline(lines: Sequence[Point], path: str) -> None:
+    """The share of the roofline over rows, one panel a model, one line a format."""
+    models = series(lines, "model")
+    drawn, axes = figure(len(models), "Linear kernels: share of what bus and multipliers allow")
+    for axis, (model, own) in zip(axes, models.items(), strict=True):
+        for index, (kind, line) in enumerate(series(own, "format").items()):
+            axis.plot(
+                [p["rows"] for p in line],
+                [100 * p["of_roofline"] for p in line],
+                label=kind,
+                **style(index),
+            )
+        axis.set_xscale("log", base=2)
+        axis.set(title=model, xlabel="rows", ylabel="% of the roofline", ylim=(0, 105))
+        axis.set_xticks([p["rows"] for p in line], [str(p["rows"]) for p in line])
+    axes[0].legend(frameon=False, fontsize=8)
+    save(drawn, path)

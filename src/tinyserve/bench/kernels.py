@@ -1,0 +1,193 @@
+"""Each kernel against what the machine could do: read bandwidth and multiply rate, in the same run.
+
+    python -m tinyserve.bench.kernels --models 135m,0.5b --formats u4,int8 --rows 1,4,16,512
+
+For the matrices of one model's layers (as many layers as overflow the caches) and its head, in each
+weight format, over numbers of rows: time, bytes and multiply-adds a second, and the share of the
+roofline, which is the longer of reading the weights once and multiplying at the peak rate. For
+attention: streams over context lengths, against the bandwidth at which their KV could be read.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tinyserve.bench.attention import attention
+from tinyserve.bench.ceilings import CACHES, FMA, INT16, U4S8, Ceilings, seconds_of
+from tinyserve.bench.common import argument_parser, command, ints, machine, say, table, write_json
+from tinyserve.kernels.formats import FloatWeight, Int8Weight, U4Weight, Weight, to_bf16
+from tinyserve.kernels.native import NativeBackend
+from tinyserve.kernels.ops import Batch, KVLayout
+from tinyserve.kernels.threads import default_threads
+from tinyserve.kv.pool import KVPool
+from tinyserve.models.config import ModelConfig
+from tinyserve.models.synthetic import synthetic_config
+
+MODULE = "kernels"
+MODELS = {"135m": "135m", "0.5b": "qwen2.5-0.5b", "1.5b": "qwen2.5-1.5b"}
+MULTIPLY = {"u4": U4S8, "int8": INT16, "f32": FMA, "bf16": FMA, "f16": FMA}
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = options()
+    args = parser.parse_args(argv)
+    backend = NativeBackend(args.threads or default_threads()[0])
+    ceilings = Ceilings(backend.variant, backend.threads)
+    lines = []
+    for model in args.models.split(","):
+        config = synthetic_config(MODELS[model])
+        for kind in args.formats.split(","):
+            for part, function, matrices in parts(backend, config, kind, args.seed):
+                lines += [
+                    {"model": model, "format": kind, "part": part, **measured}
+                    for measured in rows_of(backend, function, matrices, args, ceilings, kind)
+                ]
+                say(f"{model} {kind} {part} done")
+        lines += attention(backend, model, config, args, ceilings)
+    result = {
+        "command": command(MODULE, args, parser),
+        "machine": machine(backend.variant),
+        "ceilings": ceilings.medians(),
+        "lines": lines,
+    }
+    print(report(lines))
+    print(", ".join(f"{name} {value:.3g}" for name, value in ceilings.medians().items()))
+    write_json(args.out, result)
+    if args.plot:
+        from tinyserve.bench.plots import roofline
+
+        roofline([line for line in lines if line["part"] == "layers"], args.plot)
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argument_parser(MODULE, __doc__)
+    add = parser.add_argument
+    add("--models", default="135m,0.5b,1.5b", help="shapes, separated by commas")
+    add("--formats", default="u4,int8,bf16,f32", help="weight formats, separated by commas")
+    add("--rows", type=ints, default=[1, 2, 4, 8, 16, 32, 64, 128, 512])
+    add("--contexts", type=ints, default=[64, 512, 4096], help="context lengths of attention")
+    add("--streams", type=ints, default=[1, 8, 32], help="streams of attention")
+    add("--repeat", type=int, default=5, help="timings of each case; medians are reported")
+    add("--plot", help="draw shares of the roofline into this file")
+    return parser
+
+
+Part = tuple[str, Callable[[Any, Any], Any], list[Any]]
+
+
+def parts(backend: NativeBackend, config: ModelConfig, kind: str, seed: int) -> list[Part]:
+    """The layers' matrices, one after the other, and the head: (name, function, matrices)."""
+    rng = np.random.default_rng(seed)
+    h, wide = config.hidden_size, config.intermediate_size
+    qkv = h + 2 * config.num_kv_heads * config.head_dim
+    assert config.num_heads * config.head_dim == h
+
+    def layer() -> list[Any]:
+        gate, up = (_weight(kind, wide, h, rng) for _ in range(2))
+        return [
+            backend.linear([_weight(kind, qkv, h, rng)]),
+            backend.linear([_weight(kind, h, h, rng)]),
+            backend.linear([gate, up], silu_mul=True),
+            backend.linear([_weight(kind, h, wide, rng)]),
+        ]
+
+    layers = [layer()]
+    size = sum(m.nbytes for m in layers[0])
+    layers += [layer() for _ in range(max(1, -(-CACHES // size)) - 1)]
+
+    def run_layers(ops: Any, x: Any) -> Any:
+        for qkv_matrix, out, gate_up, down in layers:
+            ops.linear(x, qkv_matrix)
+            x = ops.linear(x, out, residual=x)
+            x = ops.linear(ops.linear(x, gate_up), down, residual=x)
+        return x
+
+    flat = [matrix for one in layers for matrix in one]
+    head = backend.linear([_weight(kind, config.vocab_size, h, rng)])
+    return [
+        ("layers", run_layers, flat),
+        ("head", lambda ops, x: ops.linear(x, head), [head]),
+    ]
+
+
+def _weight(kind: str, n: int, k: int, rng: np.random.Generator) -> Weight:
+    """Random weights of one format that keep activations about their size."""
+    spread = np.float32(1 / np.sqrt(k))
+    if kind in ("u4", "int8"):
+        scale = np.full((n, k // 32), spread / 8, np.float16).astype(np.float32)
+        if kind == "u4":
+            q = rng.integers(0, 16, (n, k), np.uint8)
+            return U4Weight(q, scale, -8 * scale, exact_f16=True)
+        q = rng.integers(-8, 8, (n, k), np.int8)
+        return Int8Weight(q, scale, None, 32)
+    values = rng.standard_normal((n, k), np.float32) * spread
+    return FloatWeight({"f32": values, "f16": values.astype(np.float16)}.get(kind, to_bf16(values)))
+
+
+def rows_of(
+    backend: NativeBackend,
+    function: Callable[[Any, Any], Any],
+    matrices: Sequence[Any],
+    args: argparse.Namespace,
+    ceilings: Ceilings,
+    kind: str,
+) -> list[dict[str, Any]]:
+    """One line for each number of rows."""
+    num_bytes = sum(m.nbytes for m in matrices)
+    multiplies = sum(m.n * m.k for m in matrices)
+    rates = {U4S8: "u4s8_gmac_s", INT16: "int16_gmac_s", FMA: "f32_gmac_s"}
+    width = matrices[0].k
+    table_rows = np.random.default_rng(args.seed).standard_normal((256, width), np.float32)
+    embedding = backend.linear([FloatWeight(table_rows)])
+    pool = KVPool(KVLayout(1, 16, 1, 1, 16, "f32"), num_swap_blocks=0)
+    program = backend.compile(
+        lambda ops: function(ops, ops.embed(embedding)), pool, max_rows=max(args.rows)
+    )
+    lines = []
+    for rows in args.rows:
+        ceilings.measure()
+        best = ceilings.latest()
+        seconds = seconds_of(program, _rows(rows), args.repeat)
+        reading = num_bytes / best["read_gb_s"] / 1e9
+        multiplying = rows * multiplies / best[rates[MULTIPLY[kind]]] / 1e9
+        lines.append(
+            {
+                "rows": rows,
+                "ms": 1e3 * seconds,
+                "gb_s": num_bytes / seconds / 1e9,
+                "gmac_s": rows * multiplies / seconds / 1e9,
+                "of_bandwidth": reading / seconds,
+                "of_multiply_rate": multiplying / seconds,
+                "of_roofline": max(reading, multiplying) / seconds,
+            }
+        )
+    return lines
+
+
+def _rows(count: int) -> Batch:
+    tokens = np.arange(count, dtype=np.int32) % 256
+    return Batch(
+        token_ids=tokens,
+        positions=np.zeros(count, np.int32),
+        slots=np.zeros(count, np.int32),
+        seq_starts=np.array([0, count], np.int32),
+        block_ids=np.zeros(1, np.int32),
+        block_starts=np.array([0, 1], np.int32),
+        logit_rows=np.zeros(1, np.int32),
+    )
+
+
+def report(lines: Sequence[dict[str, Any]]) -> str:
+    """All lines as a table."""
+    keys = ("model", "part", "format", "rows", "context", "ms", "gb_s", "gmac_s")
+    shares = ("of_bandwidth", "of_multiply_rate", "of_roofline")
+    names = [*keys[:-2], "GB/s", "GMAC/s", "of bandwidth", "of multiply rate", "of roofline"]
+    return table(names, [[line.get(key) for key in (*keys, *shares)] for line in lines])
+
+
+if __name__ == "__main__":
+    main()
