@@ -158,7 +158,6 @@ def test_chat_10_unknown_fields_are_ignored_with_one_log_line(
 @pytest.mark.parametrize(
     "body",
     [
-        {"tools": [{"type": "function", "function": {"name": "f"}}]},
         {"tool_choice": "required"},
         {"functions": [{"name": "f"}]},
         {"response_format": {"type": "json_object"}},

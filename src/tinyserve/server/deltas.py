@@ -48,11 +48,15 @@ class Delta:
 
 @dataclass(slots=True)
 class Usage:
-    """Token counts of one HTTP request. A prompt counts once, whatever n is."""
+    """Token counts of one HTTP request. A prompt counts once, whatever n is.
+
+    `reasoning_tokens`, which belong to the completion's, are None where nobody tells them apart.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int | None = None
 
 
 @dataclass(frozen=True)

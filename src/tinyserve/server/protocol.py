@@ -139,22 +139,34 @@ class ChatMessage(BaseModel):
     name: str | None = None
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
     def for_template(self) -> dict[str, Any]:
         """The message as the chat template reads it, unknown keys included."""
         return {k: v for k, v in self.model_dump().items() if v is not None}
 
 
+def _tool_choice(value: Any) -> Any:
+    if value is None or isinstance(value, str | dict):
+        return value
+    raise ValueError("must be a string or an object")
+
+
 class ChatRequest(GenerationRequest):
-    """`POST /v1/chat/completions`."""
+    """`POST /v1/chat/completions`. `text.tool_use` checks what `tools` hold."""
 
     messages: list[ChatMessage]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: Annotated[str | dict[str, Any] | None, BeforeValidator(_tool_choice)] = None
+    parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
     echo: bool | None = None
 
     def sampling_fields(self) -> dict[str, Any]:
@@ -223,7 +235,7 @@ def _is_union_tag(part: int | str) -> bool:
 # served, a request that uses one is refused.
 _GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
 _OTHER_GRAMMARS = ("grammar", "json_schema", "regex", "ebnf", "guided_decoding_backend")
-_UNSERVED = (*_GUIDED, *_OTHER_GRAMMARS, "functions", "function_call", "use_beam_search")
+_UNSERVED = (*_GUIDED, *_OTHER_GRAMMARS, "use_beam_search")
 
 
 def refuse_unserved(extra: Mapping[str, Any]) -> None:
@@ -231,10 +243,9 @@ def refuse_unserved(extra: Mapping[str, Any]) -> None:
     for name in _UNSERVED:
         if extra.get(name):
             raise RequestError(f"{name} is not supported by this server", param=name)
-    if extra.get("tools") and extra.get("tool_choice") != "none":
-        raise RequestError("tools are not supported by this server", param="tools")
-    if extra.get("tool_choice") not in (None, "none", "auto"):
-        raise RequestError("tool_choice is not supported by this server", param="tool_choice")
+    for name, successor in (("functions", "tools"), ("function_call", "tool_choice")):
+        if extra.get(name):
+            raise RequestError(f"{name} is out of use: send {successor} instead", param=name)
     response_format = extra.get("response_format")
     if response_format is not None and response_format != {"type": "text"}:
         raise RequestError(
@@ -244,10 +255,6 @@ def refuse_unserved(extra: Mapping[str, Any]) -> None:
     modalities = extra.get("modalities")
     if modalities is not None and modalities != ["text"]:
         raise RequestError("modalities: only ['text'] is supported", param="modalities")
-    if extra.get("chat_template"):
-        raise RequestError(
-            "chat_template may only be set by the operator (--chat-template)", param="chat_template"
-        )
     for name in ("audio", "web_search_options"):
         if extra.get(name):
             raise RequestError(f"{name} is not supported by this server", param=name)
@@ -255,8 +262,8 @@ def refuse_unserved(extra: Mapping[str, Any]) -> None:
 
 KNOWN_AND_HARMLESS = frozenset(
     {
-        "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier",
-        "prompt_cache_key", "prompt_cache_retention", "reasoning_effort", "verbosity", "prediction",
-        "tools", "tool_choice", "response_format", "modalities",
+        "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+        "prompt_cache_retention", "verbosity", "prediction", "response_format", "modalities",
+        "functions", "function_call",
     }
 )  # fmt: skip

@@ -21,6 +21,10 @@ from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Prompt
 from tinyserve.engine.request import EngineRequest
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import UnknownModelError
+from tinyserve.server.chat_context import ChatContext as ChatContext
+from tinyserve.server.chat_context import MakeWriter
+from tinyserve.server.chat_prompt import chat_context, encode_chat
+from tinyserve.server.chat_shape import ChatShape
 from tinyserve.server.deltas import DeltaMaker, DeltaOptions, PromptPart
 from tinyserve.server.limits import (
     check_chat,
@@ -35,10 +39,8 @@ from tinyserve.server.protocol import (
     GenerationRequest,
 )
 from tinyserve.server.session import Job
-from tinyserve.server.shapes import ChatShape, CompletionShape, Identity, ShapeOptions
+from tinyserve.server.shapes import CompletionShape, Identity, ShapeOptions
 from tinyserve.server.writer import Writer
-from tinyserve.text.messages import MessageParser
-from tinyserve.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("tinyserve.server")
 
@@ -57,31 +59,9 @@ class Prepared:
     is_stream: bool
 
 
-@dataclass(frozen=True)
-class ChatContext:
-    """What a writer of chat answers is made from."""
-
-    body: ChatRequest
-    tokenizer: Tokenizer
-    identity: Identity
-    num_choices: int
-
-    def new_parser(self) -> MessageParser:
-        """A parser for one choice."""
-        return MessageParser()
-
-
-MakeWriter = Callable[[ChatContext], Writer]
-
-
 def chat_shape(context: ChatContext) -> Writer:
     """The writer of `/v1/chat/completions`."""
-    return ChatShape(
-        context.tokenizer,
-        context.identity,
-        shape_options(context.body),
-        num_choices=context.num_choices,
-    )
+    return ChatShape(context, shape_options(context.body))
 
 
 def shape_options(body: GenerationRequest) -> ShapeOptions:
@@ -180,19 +160,22 @@ class Service:
             fields["logprobs"] = logprobs
         params = self.engine.intake.params(fields, max_tokens=None)
         ids = prompt_ids or await self.encode_chat(body)
-        echo = ""
-        if body.echo and body.continue_final_message:
-            last = body.messages[-1].content
-            echo = last if isinstance(last, str) else ""
+        context = chat_context(self.engine, body, ids, self._identity("chatcmpl", model), params.n)
         options = DeltaOptions(logprobs, False, params.skip_special_tokens)
-        identity = self._identity("chatcmpl", model)
-        writer = make_writer(ChatContext(body, self.engine.intake.tokenizer, identity, params.n))
-        return self._prepared(body, client, params, ([ids], [echo]), options, writer)
+        return self._prepared(
+            body,
+            client,
+            params,
+            ([ids], [context.echo]),
+            options,
+            make_writer(context),
+            visible_ids=context.visible_ids,
+        )
 
     async def encode_chat(self, body: ChatRequest) -> list[int]:
         """The prompt of a conversation, as token ids. Raises RequestError."""
         size = sum(_content_length(m.content) for m in body.messages)
-        return await self._off_loop_if(size, self._encode_chat, body)
+        return await self.off_loop_if(size, encode_chat, self.engine, body)
 
     def _admit(self, body: GenerationRequest, param: str, num_logprobs: int | None) -> str:
         """What both routes check first; the served name of the model."""
@@ -210,6 +193,7 @@ class Service:
         prompts: tuple[list[list[int]], list[str]],
         options: DeltaOptions,
         writer: Writer,
+        **extra: Any,
     ) -> Prepared:
         group = secrets.token_hex(12)
         requests: list[EngineRequest] = []
@@ -222,6 +206,7 @@ class Service:
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
                 client=client,
+                **extra,
             )
             requests.append(request)
             parts.append(
@@ -236,17 +221,9 @@ class Service:
             intake = self.engine.intake
             return [intake.encode(p, add_special_tokens=special) for p in prompts]
 
-        return await self._off_loop_if(sum(len(p) for p in prompts), encode_all)
+        return await self.off_loop_if(sum(len(p) for p in prompts), encode_all)
 
-    def _encode_chat(self, body: ChatRequest) -> list[int]:
-        return self.engine.intake.encode_chat(
-            [message.for_template() for message in body.messages],
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=bool(body.continue_final_message),
-            template_kwargs=body.chat_template_kwargs,
-        )
-
-    async def _off_loop_if(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
+    async def off_loop_if(self, size: int, function: Callable[..., T], *arguments: Any) -> T:
         """Run at once when small, else on a thread, so that the loop keeps serving others."""
         if size <= INLINE_CHARACTERS:
             return function(*arguments)

@@ -56,12 +56,15 @@ class ShapeOptions:
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
-    return {
+    result: dict[str, Any] = {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
+    if usage.reasoning_tokens is not None:
+        result["completion_tokens_details"] = {"reasoning_tokens": usage.reasoning_tokens}
+    return result
 
 
 class Shape(ABC):
@@ -101,6 +104,10 @@ class Shape(ABC):
 
     def chunk(self, delta: Delta, usage: Usage) -> str:
         """The JSON of one chunk of a stream."""
+        return self._chunk(delta, self._delta_text(delta), usage)
+
+    def _chunk(self, delta: Delta, text: str, usage: Usage) -> str:
+        """A chunk with `text` as the members of its choice that hold text."""
         finish = "null" if delta.finish_reason is None else f'"{delta.finish_reason}"'
         logprobs = "null" if delta.logprobs is None else to_json(self.logprobs(delta.logprobs))
         extra = ""
@@ -109,7 +116,7 @@ class Shape(ABC):
         if self._options.token_ids:
             extra += f',"token_ids":{to_json(delta.token_ids)}'
         return (
-            f"{self._prefix}{delta.index},{self._delta_text(delta)},"
+            f"{self._prefix}{delta.index},{text},"
             f'"logprobs":{logprobs},"finish_reason":{finish}{extra}}}]{self._usage(usage)}}}'
         )
 
@@ -249,44 +256,6 @@ class CompletionShape(Shape):
         top = {self.token_text(i): p for i, p in token.top}
         top.setdefault(self.token_text(token.token_id), token.logprob)
         return top
-
-
-class ChatShape(Shape):
-    """`/v1/chat/completions`."""
-
-    whole_object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
-
-    def opening(self) -> bytes:
-        tail = "null}]" + (',"usage":null}' if self._options.usage else "}")
-        return sse(
-            f'{self._prefix}{index},"delta":{{"role":"assistant","content":""}},'
-            f'"logprobs":null,"finish_reason":{tail}'
-            for index in range(self._num_choices)
-        )
-
-    def _delta_text(self, delta: Delta) -> str:
-        return f'"delta":{{"content":{quote(delta.text)}}}' if delta.text else '"delta":{}'
-
-    def _whole_text(self, choice: WholeChoice) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": choice.text}}
-
-    def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
-        content = [
-            {
-                **self._entry(t.token_id, t.logprob),
-                "top_logprobs": [self._entry(i, p) for i, p in t.top],
-            }
-            for t in tokens
-        ]
-        return {"content": content, "refusal": None}
-
-    def _entry(self, token_id: int, logprob: float | None) -> dict[str, Any]:
-        return {
-            "token": self.token_text(token_id),
-            "logprob": logprob,
-            "bytes": list(self._tokenizer.token_bytes(token_id)),
-        }
 
 
 def sse(chunks: Iterable[str]) -> bytes:

@@ -1,0 +1,87 @@
+"""From a chat request to its prompt, and to what the answer is read with.
+
+Knows which fields of a request the chat template sees. Tools go to the template where they may be
+called at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tinyserve.engine.build import Engine
+from tinyserve.errors import RequestError
+from tinyserve.server.chat_context import ChatContext
+from tinyserve.server.protocol import ChatRequest
+from tinyserve.server.shapes import Identity
+from tinyserve.text.message_format import thinking_after
+from tinyserve.text.tool_use import ToolUse, read_tool_use
+
+
+def encode_chat(engine: Engine, body: ChatRequest) -> list[int]:
+    """The prompt of a conversation, as token ids. Raises RequestError."""
+    intake, tools = engine.intake, tool_use(engine, body)
+    template = intake.tokenizer.chat_template
+    if body.chat_template:
+        if not engine.config.server.trust_request_chat_template:
+            raise RequestError(
+                "chat_template may only be set by the operator (--chat-template), unless the "
+                "server runs with --trust-request-chat-template",
+                param="chat_template",
+            )
+        template = template.replaced(body.chat_template)
+    kwargs = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    return intake.encode_chat(
+        [message.for_template() for message in body.messages],
+        tools=None if tools is None else tools.definitions,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=bool(body.continue_final_message),
+        template_kwargs=kwargs,
+        template=template,
+    )
+
+
+def tool_use(engine: Engine, body: ChatRequest) -> ToolUse | None:
+    """The tools that the model may call. Raises RequestError."""
+    tools = read_tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    if tools is None:
+        return None
+    if tools.is_forced and engine.intake.message_format.tools is None:
+        raise RequestError(
+            "tool_choice: calls cannot be demanded with --tool-call-parser none",
+            param="tool_choice",
+        )
+    if not tools.is_forced and not engine.config.server.enable_auto_tool_choice:
+        raise RequestError(
+            "tool_choice 'auto' is turned off (--no-enable-auto-tool-choice)",
+            param="tool_choice",
+        )
+    return tools
+
+
+def chat_context(
+    engine: Engine, body: ChatRequest, ids: Sequence[int], identity: Identity, num_choices: int
+) -> ChatContext:
+    """What the writer of the answer is made from; `ids` are the prompt's. Raises RequestError."""
+    intake, tools = engine.intake, tool_use(engine, body)
+    echo = ""
+    if body.echo and body.continue_final_message:
+        last = body.messages[-1].content
+        echo = last if isinstance(last, str) else ""
+    thinking = None
+    if intake.message_format.reads_thinking or (tools is not None and tools.is_forced):
+        prompt = intake.tokenizer.decode(ids, skip_special_tokens=False)
+        # An echo is read with the answer, so what it opens is not yet open.
+        before = prompt[: prompt.rfind(echo)] if echo else prompt
+        thinking = thinking_after(before, [m.for_template() for m in body.messages])
+    return ChatContext(
+        body,
+        intake.tokenizer,
+        identity,
+        num_choices,
+        tools,
+        intake.message_format,
+        thinking,
+        echo,
+    )

@@ -1,0 +1,158 @@
+"""`ChatShape`: the answers of `/v1/chat/completions`, whole and streamed.
+
+Where the model may think or call tools, its text is read into the parts of a message first; a chunk
+then holds one part. Thinking goes into `reasoning_content`, as DeepSeek's API and most clients call
+it. The first chunk of a call, and no other, has its id, type and name (TOOL-06).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from json.encoder import encode_basestring as quote
+from typing import Any
+
+from tinyserve.server.chat_context import ChatContext
+from tinyserve.server.choice_reader import ChoiceReader
+from tinyserve.server.deltas import Delta, DeltaMaker, ScoredToken, Usage, WholeChoice
+from tinyserve.server.shapes import Shape, ShapeOptions, sse, to_json
+from tinyserve.text.messages import Part, ReasoningPart, TextPart, ToolCallPart
+
+
+@dataclass(slots=True)
+class _Call:
+    """One call; its first part has the id and the name."""
+
+    first: ToolCallPart
+    arguments: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Message:
+    """The parts of one choice, joined."""
+
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[_Call] = field(default_factory=list)
+
+    def add(self, part: Part | None) -> None:
+        if isinstance(part, TextPart):
+            self.text.append(part.text)
+        elif isinstance(part, ReasoningPart):
+            self.reasoning.append(part.text)
+        elif part is not None:
+            if part.index == len(self.calls):
+                self.calls.append(_Call(part))
+            self.calls[part.index].arguments.append(part.arguments)
+
+    def as_object(self) -> dict[str, Any]:
+        """OpenAI's message. Content is null where there are calls and nothing else."""
+        text = "".join(self.text)
+        result: dict[str, Any] = {"role": "assistant", "content": text}
+        if self.reasoning:
+            result["reasoning_content"] = "".join(self.reasoning)
+        if self.calls:
+            result["content"] = text or None
+            result["tool_calls"] = [
+                {
+                    "id": call.first.id,
+                    "type": "function",
+                    "function": {"name": call.first.name, "arguments": "".join(call.arguments)},
+                }
+                for call in self.calls
+            ]
+        return result
+
+
+class ChatShape(Shape):
+    """`/v1/chat/completions`."""
+
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, context: ChatContext, options: ShapeOptions) -> None:
+        num_choices = context.num_choices
+        super().__init__(context.tokenizer, context.identity, options, num_choices=num_choices)
+        readers = [] if context.is_plain else [ChoiceReader(context) for _ in range(num_choices)]
+        self._readers = readers
+        self._counts_thinking = context.reads_thinking
+        self._messages: list[_Message] = []
+
+    def opening(self) -> bytes:
+        tail = "null}]" + (',"usage":null}' if self._options.usage else "}")
+        return sse(
+            f'{self._prefix}{index},"delta":{{"role":"assistant","content":""}},'
+            f'"logprobs":null,"finish_reason":{tail}'
+            for index in range(self._num_choices)
+        )
+
+    def frames(self, deltas: Sequence[Delta], usage: Usage) -> bytes:
+        if not self._readers:
+            return super().frames(deltas, usage)
+        chunks = []
+        for delta in deltas:
+            pieces = self._readers[delta.index].read(delta)
+            self._count_thinking(usage)
+            chunks += [self._chunk(p.delta, _part_text(p.part), usage) for p in pieces]
+        return sse(chunks)
+
+    def whole(self, deltas: Sequence[Delta], maker: DeltaMaker) -> dict[str, Any]:
+        if not self._readers:
+            return super().whole(deltas, maker)
+        self._messages = [_Message() for _ in range(self._num_choices)]
+        read: list[Delta] = []
+        for delta in deltas:
+            for piece in self._readers[delta.index].read(delta):
+                self._messages[delta.index].add(piece.part)
+                read.append(piece.delta)
+        self._count_thinking(maker.usage)
+        return super().whole(read, maker)
+
+    def _count_thinking(self, usage: Usage) -> None:
+        if self._counts_thinking:
+            usage.reasoning_tokens = sum(reader.reasoning_tokens for reader in self._readers)
+
+    def _delta_text(self, delta: Delta) -> str:
+        return _content(delta.text)
+
+    def _whole_text(self, choice: WholeChoice) -> dict[str, Any]:
+        if self._messages:
+            return {"message": self._messages[choice.index].as_object()}
+        return {"message": {"role": "assistant", "content": choice.text}}
+
+    def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
+        content = [
+            {
+                **self._entry(t.token_id, t.logprob),
+                "top_logprobs": [self._entry(i, p) for i, p in t.top],
+            }
+            for t in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token_id: int, logprob: float | None) -> dict[str, Any]:
+        return {
+            "token": self.token_text(token_id),
+            "logprob": logprob,
+            "bytes": list(self._tokenizer.token_bytes(token_id)),
+        }
+
+
+def _content(text: str) -> str:
+    return f'"delta":{{"content":{quote(text)}}}' if text else '"delta":{}'
+
+
+def _part_text(part: Part | None) -> str:
+    """The member of a chunk's choice that holds one part."""
+    if part is None:
+        return _content("")
+    if isinstance(part, TextPart):
+        return _content(part.text)
+    if isinstance(part, ReasoningPart):
+        return f'"delta":{{"reasoning_content":{quote(part.text)}}}'
+    function: dict[str, str] = {"arguments": part.arguments}
+    call: dict[str, Any] = {"index": part.index, "function": function}
+    if part.name is not None:
+        function = {"name": part.name, "arguments": part.arguments}
+        call = {"index": part.index, "id": part.id, "type": "function", "function": function}
+    return f'"delta":{to_json({"tool_calls": [call]})}'
