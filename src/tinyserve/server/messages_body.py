@@ -14,6 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from tinyserve.errors import RequestError
 from tinyserve.server.json_node import Node
+from tinyserve.server.responses_tools import NAME_RULE
+from tinyserve.text.tool_formats import TOOL_NAME
 
 
 def _text_or_blocks(value: Any) -> Any:
@@ -95,8 +97,10 @@ def read_tools(value: Iterable[Any] | None) -> tuple[list[dict[str, Any]], set[s
             left_out.add(kind)
             continue
         name = node.get("name").text()
-        if not name or name in names:
-            raise node.get("name").fault("must not be empty" if not name else "must be unique")
+        if not TOOL_NAME.fullmatch(name):
+            raise node.get("name").fault(NAME_RULE)
+        if name in names:
+            raise node.get("name").fault(f"there are two tools named {name!r}")
         names.add(name)
         function: dict[str, Any] = {
             "name": name,

@@ -15,8 +15,10 @@ from typing import Any
 
 from tinyserve.server.json_node import Node
 from tinyserve.server.shapes import to_json
+from tinyserve.text.tool_formats import TOOL_NAME
 
-INPUT = "input"
+INPUT = "input"  # the only parameter of a custom tool
+NAME_RULE = "must be 1 to 128 letters, digits, '_', '-' and '.'"
 
 
 @dataclass(frozen=True)
@@ -70,22 +72,20 @@ def read_tools(value: Sequence[Any] | None) -> ToolSet:
     return tools
 
 
-def read_choice(
-    value: str | Mapping[str, Any] | None, tools: ToolSet
-) -> tuple[Any, list[dict[str, Any]]]:
-    """The chat request's `tool_choice` and the functions that it leaves. Raises RequestError."""
+def read_choice(value: str | Mapping[str, Any] | None, tools: ToolSet) -> Any:
+    """The chat request's `tool_choice`. Raises RequestError."""
     node = Node(value, "tool_choice")
     if value is None or isinstance(value, str):
         mode = "auto" if value is None else node.one_of(("none", "auto", "required"))
         if mode == "required" and not tools.functions:
             raise node.fault("a call is required, but no tool can be offered")
-        return mode, tools.functions
+        return mode
     kind = node.get("type").text()
     if kind == "allowed_tools":
         mode = node.get("mode").one_of(("auto", "required"))
-        names = {_chosen(choice, tools) for choice in node.get("tools").items()}
-        return mode, [f for f in tools.functions if f["function"]["name"] in names]
-    return {"type": "function", "function": {"name": _chosen(node, tools)}}, tools.functions
+        chosen = [_chosen(choice, tools) for choice in node.get("tools").items()]
+        return {"type": kind, kind: {"mode": mode, "tools": chosen}}
+    return _chosen(node, tools)
 
 
 def custom_arguments(text: str) -> str:
@@ -103,21 +103,21 @@ def custom_input(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-def _chosen(node: Node, tools: ToolSet) -> str:
+def _chosen(node: Node, tools: ToolSet) -> dict[str, Any]:
     kind = node.get("type").text()
     if kind not in ("function", "custom"):
         raise node.get("type").fault(f"{kind[:64]!r} cannot be offered by this server")
     name = tools.offered_name(node.get("name").text(), node.get("namespace").text_or(""))
     if name not in tools.origins:
         raise node.get("name").fault(f"there is no tool named {name[:64]!r}")
-    return name
+    return {"type": "function", "function": {"name": name}}
 
 
 def _offer(node: Node, namespace: str, tools: ToolSet) -> None:
     name, is_custom = node.get("name").text(), node.value["type"] == "custom"
-    if not name:
-        raise node.get("name").fault("must not be empty")
     offered = f"{namespace}__{name}" if name in tools.origins and namespace else name
+    if not TOOL_NAME.fullmatch(offered):
+        raise node.get("name").fault(NAME_RULE)
     if offered in tools.origins:
         raise node.get("name").fault(f"there are two tools named {offered[:64]!r}")
     tools.origins[offered] = Origin(name, namespace, is_custom)

@@ -75,7 +75,7 @@ def _chat_request(service: Service, body: ResponsesRequest, tools: ToolSet) -> C
     messages, left_out = read_input(body.input, body.instructions, tools)
     for kind in sorted(left_out | tools.left_out):
         service.note(f"/v1/responses: leaving out {kind[:64]!r}, which this server cannot offer")
-    choice, functions = read_choice(body.tool_choice, tools)
+    choice = read_choice(body.tool_choice, tools)
     extra = {k: v for k, v in (body.model_extra or {}).items() if k not in NOT_PASSED_ON}
     fields: dict[str, Any] = {
         **extra,
@@ -92,7 +92,7 @@ def _chat_request(service: Service, body: ResponsesRequest, tools: ToolSet) -> C
         "reasoning_effort": Node(body.reasoning or {}, "reasoning").get("effort").text_or("")
         or None,
     }
-    if functions:
-        fields["tools"], fields["tool_choice"] = functions, choice
+    if tools.functions:
+        fields["tools"], fields["tool_choice"] = tools.functions, choice
         fields["parallel_tool_calls"] = body.parallel_tool_calls
     return as_chat_request({k: v for k, v in fields.items() if v is not None})
