@@ -24,7 +24,7 @@ class ServerState:
         self.config = config
         self.keys = load_keys(config)
         self.readers = Readers(config.stream_stall_timeout_s, config.stream_buffer_size)
-        self.observer = Observer()
+        self.observer = Observer(config)
         self.service: Service | None = None
         self.bridge: EngineBridge | None = None
         self.load_error: BaseException | None = None

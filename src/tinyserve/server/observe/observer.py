@@ -12,28 +12,34 @@ import contextlib
 import dataclasses
 import importlib
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
+from tinyserve.config import ServerConfig
 from tinyserve.engine.build import Engine
 from tinyserve.engine.request import EngineRequest, FinishReason
 from tinyserve.engine.snapshot import EngineSnapshot
 from tinyserve.engine.timing import Life, TimedCore
+from tinyserve.engine.trace import TraceRecorder
 from tinyserve.errors import EngineDeadError
 from tinyserve.server.bridge import EngineBridge
+from tinyserve.server.errors import HTTPError
 from tinyserve.server.observe.http import HTTPMetrics
+from tinyserve.server.observe.log import RequestLog, ThroughputLog
 from tinyserve.server.observe.metrics import Metrics
 from tinyserve.server.observe.view import MAX_LISTED, Outside, cache_info, engine_view, static_view
 
 TICK_S = 1.0
 EXPORT = "tinyserve.server.observe.export"
+STEP_PATIENCE_S = 10.0
 SNAPSHOT_PATIENCE_S = 0.8  # a step may take longer; then the last snapshot must do
 
 
 class Observer:
     """Made with the application; `attach` when there is an engine, then `start` on the loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
         self.started = time.monotonic()
         self.core: TimedCore | None = None
         self.metrics = Metrics(1)
@@ -41,6 +47,8 @@ class Observer:
         self._static: dict[str, Any] = {}
         self._cache_info: dict[str, str] = {}
         self._is_exporting = False
+        self._request_log: RequestLog | None = None
+        self._throughput_log: ThroughputLog | None = None
         self._bridge: EngineBridge | None = None
         self._ticker: asyncio.Task[None] | None = None
         self._asked: asyncio.Future[EngineSnapshot] | None = None
@@ -53,6 +61,10 @@ class Observer:
         self._static = static_view(engine, model)
         self._cache_info = cache_info(engine)
         self._snapshot = engine.core.snapshot()
+        if self._config.log_requests:
+            self._request_log = RequestLog(self._config, engine.intake.tokenizer)
+        if not self._config.disable_log_stats:
+            self._throughput_log = ThroughputLog(time.monotonic(), engine.core.stats())
         return self.core
 
     def start(self, bridge: EngineBridge) -> None:
@@ -71,7 +83,7 @@ class Observer:
             for choice in range(request.params.n):
                 life = Life(request, choice)
                 life.end(reason, now)
-                self.metrics.add_life(life)
+                self._add_life(life)
 
     def gather(self) -> None:
         """Take in everything that has been recorded until now."""
@@ -81,7 +93,12 @@ class Observer:
         while core.steps:
             self.metrics.add_step(core.steps.popleft())
         while core.ended:
-            self.metrics.add_life(core.ended.popleft())
+            self._add_life(core.ended.popleft())
+
+    def _add_life(self, life: Life) -> None:
+        self.metrics.add_life(life)
+        if self._request_log is not None:
+            self._request_log.add(life)
 
     async def exposition(self) -> bytes:
         """The body of `GET /metrics`. Waits for nobody, least of all the engine thread."""
@@ -114,6 +131,24 @@ class Observer:
         uptime = {"uptime_s": round(time.monotonic() - self.started, 3)}
         outside = Outside(bridge.stats, bridge.num_queued, bridge.waiting(MAX_LISTED))
         return self._static | uptime | engine_view(snapshot, outside, self.metrics)
+
+    @contextlib.asynccontextmanager
+    async def recording(self) -> AsyncIterator[TraceRecorder]:
+        """Every step of the engine while it is entered, the one that then runs included.
+
+        Raises HTTPError 409 while somebody else records.
+        """
+        bridge, core = self.bridge, self.core
+        assert core is not None
+        if core.tracer is not None:
+            raise HTTPError(409, "a trace is being recorded", code="trace_in_progress")
+        core.tracer = recorder = TraceRecorder()
+        try:
+            yield recorder
+            with contextlib.suppress(EngineDeadError):
+                await asyncio.wait([bridge.ask(lambda: None)], timeout=STEP_PATIENCE_S)
+        finally:
+            core.tracer = None
 
     @property
     def bridge(self) -> EngineBridge:
@@ -148,6 +183,9 @@ class Observer:
         while True:
             await asyncio.sleep(TICK_S)
             self.gather()
+            if self._throughput_log is not None:
+                bridge = self.bridge
+                self._throughput_log.tick(time.monotonic(), bridge.stats, bridge.num_queued)
 
 
 def _of_the_dead(snapshot: EngineSnapshot, bridge: EngineBridge) -> EngineSnapshot:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Response
+import asyncio
+import math
+import time
 
+from fastapi import FastAPI, Request, Response
+
+import tinyserve
+from tinyserve.engine.trace_events import trace_json
+from tinyserve.errors import RequestError
 from tinyserve.server.answer import json_response
+from tinyserve.server.errors import HTTPError
 from tinyserve.server.state import ServerState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+DEFAULT_SECONDS, MAX_SECONDS = 5.0, 60.0
+LOOK_S = 0.25  # how often a recording looks whether its client is still there
 
 
 def add_routes(app: FastAPI, state: ServerState) -> None:
@@ -21,3 +31,36 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
     async def engine_state() -> Response:
         """Requests, blocks and counters at one moment between two steps."""
         return json_response(await state.observer.view())
+
+    @app.get("/debug/trace")
+    async def debug_trace(request: Request) -> Response:
+        """The engine's steps of the next `seconds`, for https://ui.perfetto.dev."""
+        if not state.config.debug_trace:
+            raise HTTPError(404, "traces are off; start the server with --enable-debug-trace")
+        seconds = checked_seconds(request.query_params.get("seconds"))
+        async with state.observer.recording() as recorder:
+            began = time.monotonic()
+            about = {"version": tinyserve.__version__, "time": time.time(), "seconds": seconds}
+            await _wait(request, began + seconds)
+        body = await asyncio.to_thread(trace_json, recorder, began, about)
+        return Response(body, media_type="application/json")
+
+
+async def _wait(request: Request, until: float) -> None:
+    """Until then, or until the client has left."""
+    while (left := until - time.monotonic()) > 0 and not await request.is_disconnected():
+        await asyncio.sleep(min(left, LOOK_S))
+
+
+def checked_seconds(text: str | None) -> float:
+    """How long to record. Raises RequestError."""
+    try:
+        seconds = DEFAULT_SECONDS if text is None else float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= MAX_SECONDS:
+        raise RequestError(
+            f"seconds must be a number above 0 and at most {MAX_SECONDS:g}, got {text!r}",
+            param="seconds",
+        )
+    return seconds
