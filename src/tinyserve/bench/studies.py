@@ -30,7 +30,14 @@ from tinyserve.bench.common import (
     write_json,
 )
 from tinyserve.bench.latency import Record, spread, summary
-from tinyserve.bench.replay import replay, replay_conversations
+from tinyserve.bench.replay import (
+    Clock,
+    VirtualClock,
+    WallClock,
+    replay,
+    replay_conversations,
+)
+from tinyserve.bench.simulate import StepTimes, simulated_core
 from tinyserve.bench.sweep_pareto import median_of
 from tinyserve.bench.workload import (
     Arrival,
@@ -41,7 +48,8 @@ from tinyserve.bench.workload import (
     with_shared_prefix,
 )
 from tinyserve.config import TinyServeConfig
-from tinyserve.engine.build import Engine, build_engine
+from tinyserve.engine.build import build_engine
+from tinyserve.engine.core import EngineCore
 
 MODULE = "studies"
 Sections = dict[str, dict[str, Any]]
@@ -157,6 +165,8 @@ _NO_PRIORITY = ("first come",)
 def main(argv: list[str] | None = None) -> None:
     parser = options()
     args = parser.parse_args(argv)
+    if args.simulate and not args.step_times:
+        parser.error("--simulate needs --step-times")
     results = {name: run_study(STUDIES[name], args) for name in args.study.split(",")}
     for name, variants in results.items():
         print(f"\n{name}\n\n{report(variants, STUDIES[name].watched)}")
@@ -174,20 +184,23 @@ def options() -> argparse.ArgumentParser:
     parser = argument_parser(MODULE, __doc__)
     parser.add_argument("--study", default=",".join(STUDIES), help="which, separated by commas")
     parser.add_argument("--repeat", type=int, default=3, help="rounds; medians are reported")
+    parser.add_argument("--simulate", action="store_true", help="virtual time; see --step-times")
+    parser.add_argument("--step-times", help="step times (JSON) that sweep_pareto measured")
     parser.add_argument("--plot", help="draw the latencies into this file")
     return parser
 
 
 def run_study(study: Study, args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Every variant in turn, round by round: variant -> median summary."""
-    engines = {name: _engine(study, name, args) for name in study.variants}
+    make = _simulated if args.simulate else _real
+    engines = {name: make(_configuration(study, name, args), args) for name in study.variants}
     rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in engines}
     for number in range(args.repeat):
         requests = study.requests(args.seed + number)
-        for name, engine in engines.items():
-            before = engine.core.stats()
-            found = measured(study, _run(engine, name, requests))
-            after = engine.core.stats()
+        for name, (core, clock) in engines.items():
+            before = core.stats()
+            found = measured(study, _run(core, clock, name, requests))
+            after = core.stats()
             found["preemptions"] = (
                 after.num_preemptions_swap
                 + after.num_preemptions_recompute
@@ -233,23 +246,33 @@ def report(variants: dict[str, dict[str, Any]], watched: str) -> str:
     )
 
 
-def _engine(study: Study, name: str, args: argparse.Namespace) -> Engine:
+def _configuration(study: Study, name: str, args: argparse.Namespace) -> TinyServeConfig:
     sections: Sections = {"model": model_section(args)}
     for source in (study.base, study.variants[name]):
         for section, values in source.items():
             sections.setdefault(section, {}).update(values)
-    engine = build_engine(TinyServeConfig.from_dict(sections))
-    replay(engine.core, Shape(2, 1e6, Span(16, 64), Span(4, 4)).make(99))  # warm up
-    return engine
+    return TinyServeConfig.from_dict(sections)
 
 
-def _run(engine: Engine, name: str, requests: Requests) -> list[Record]:
+def _real(config: TinyServeConfig, args: argparse.Namespace) -> tuple[EngineCore, Clock]:
+    core = build_engine(config).core
+    replay(core, Shape(2, 1e6, Span(16, 64), Span(4, 4)).make(99))  # warm up
+    return core, WallClock()
+
+
+def _simulated(config: TinyServeConfig, args: argparse.Namespace) -> tuple[EngineCore, Clock]:
+    clock = VirtualClock()
+    times = StepTimes.load(args.step_times)
+    return simulated_core(times, clock, config.scheduler, config.cache), clock
+
+
+def _run(core: EngineCore, clock: Clock, name: str, requests: Requests) -> list[Record]:
     if isinstance(requests[0], Arrival):
         arrivals: list[Arrival] = list(requests)  # type: ignore[arg-type]
         if name in _NO_PRIORITY:
             arrivals = [replace(a, priority=0) for a in arrivals]
-        return replay(engine.core, arrivals)
-    return replay_conversations(engine.core, requests)  # type: ignore[arg-type]
+        return replay(core, arrivals, clock)
+    return replay_conversations(core, requests, clock)  # type: ignore[arg-type]
 
 
 if __name__ == "__main__":

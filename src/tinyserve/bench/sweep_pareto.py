@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tinyserve.bench.common import (
@@ -89,7 +90,7 @@ def options() -> argparse.ArgumentParser:
     add("--simulate", action="store_true", help="virtual time, from measured step times")
     add("--replicas", type=int, default=1, help="simulated servers behind one router")
     add("--router", choices=ROUTERS, default="least-loaded")
-    add("--step-times", help="step times measured before (JSON); else they are measured now")
+    add("--step-times", help="step times (JSON) to simulate with; measured now if not there yet")
     add("--plot", help="draw throughput against latency into this file")
     return parser
 
@@ -179,7 +180,7 @@ def _measured(args: argparse.Namespace, names: list[str]) -> tuple[Run, dict[str
 def _simulated(args: argparse.Namespace, names: list[str]) -> tuple[Run, dict[str, Any]]:
     if "continuous+spec" in names:
         names.remove("continuous+spec")  # what is accepted depends on the text
-    times = StepTimes.load(args.step_times) if args.step_times else measure(args)
+    times = step_times(args)
 
     def run(name: str, workload: list[Arrival]) -> list[Record]:
         config = _configuration(args, name)
@@ -192,15 +193,20 @@ def _simulated(args: argparse.Namespace, names: list[str]) -> tuple[Run, dict[st
     return run, {"simulated": True, "step_times": dataclasses.asdict(times)}
 
 
-def measure(args: argparse.Namespace) -> StepTimes:
-    """The step times of the model that the options name, on this machine, now."""
+def step_times(args: argparse.Namespace) -> StepTimes:
+    """From the file, or of the model that the options name, on this machine, now."""
+    if args.step_times and Path(args.step_times).exists():
+        return StepTimes.load(args.step_times)
     say("measuring step times")
     config = _configuration(args, "continuous")
     engine = build_engine(config)
     assert engine.config.cache.num_blocks is not None
-    return StepTimes.measure(
+    times = StepTimes.measure(
         engine.core.runner, config.cache.block_size, engine.config.cache.num_blocks
     )
+    if args.step_times:
+        times.save(args.step_times, model=engine.model_name, machine=machine())
+    return times
 
 
 if __name__ == "__main__":
