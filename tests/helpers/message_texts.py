@@ -1,0 +1,93 @@
+"""Texts as models write them, cut at will, for tests of message parsing."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tinyserve.text.messages import MessageParser, Part, ReasoningPart, TextPart, ToolCallPart
+from tinyserve.text.tool_formats import ToolFormat
+from tinyserve.text.tool_reader import CallReader, joined
+
+NAMES = ("f", "get_weather")
+
+# What texts are made of: whole calls, halves of them, markers and ordinary characters.
+PIECES = (
+    "<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
+    "<think>", "</think>", '{"name": "f", ', '"arguments": ', '"parameters": ', '{"a": 1}', "{}",
+    '"arguments": {"x": "<tool_call>", "y": [1, {"z": null}]}', '"name": "get_weather"', "{", "}",
+    "[", "]", ",", ";", ":", '"', "\\", "\n", " ", "a", "é", "f", "null", "'", "<", "</", "[TOOL",
+    '{"name": "f", "arguments": {"a": "b"}}', '{"name": "f", "parameters": {"q": "line\nbreak"}}',
+)  # fmt: skip
+wild_texts = st.lists(st.sampled_from(PIECES), max_size=14).map("".join)
+
+
+def cuts_of(text: str) -> st.SearchStrategy[list[str]]:
+    """The text in pieces, some of them empty."""
+    places = st.lists(st.integers(0, len(text)), max_size=len(text) + 2).map(sorted)
+    return places.map(lambda at: [text[a:b] for a, b in itertools.pairwise([0, *at, len(text)])])
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=6),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)
+argument_objects = st.dictionaries(st.text(max_size=5), json_values, max_size=4)
+calls = st.tuples(st.sampled_from(NAMES), argument_objects)
+
+
+def write_calls(form: ToolFormat, written: Sequence[tuple[str, dict[str, Any]]]) -> str:
+    """The calls as the format writes them."""
+    before, between, after = form.call
+    texts = [
+        before
+        + (json.dumps(name) if form.is_name_quoted else name)
+        + between
+        + json.dumps(arguments)
+        + after
+        for name, arguments in written
+    ]
+    return form.first + form.separator.join(texts) + form.last
+
+
+def new_reader(form: ToolFormat, **options: Any) -> CallReader:
+    """A reader whose ids are id0, id1, ..."""
+    count = itertools.count()
+    return CallReader(form, NAMES, new_id=lambda: f"id{next(count)}", **options)
+
+
+def read(parser: MessageParser | CallReader, pieces: Sequence[str]) -> list[Part]:
+    """All parts of a message, neighbours joined."""
+    parts: list[Part] = []
+    for piece in pieces:
+        parts += parser.push(piece)
+    return joined(parts + parser.flush())
+
+
+def text_in(parts: Sequence[Part]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, TextPart))
+
+
+def reasoning_in(parts: Sequence[Part]) -> str:
+    return "".join(part.text for part in parts if isinstance(part, ReasoningPart))
+
+
+def calls_in(parts: Sequence[Part]) -> list[tuple[str | None, str]]:
+    """(name, arguments) of each call; the rules of the parts are checked."""
+    found: list[tuple[str | None, str]] = []
+    for part in parts:
+        if not isinstance(part, ToolCallPart):
+            continue
+        is_first = part.index == len(found)
+        assert is_first == (part.id is not None) == (part.name is not None)
+        if is_first:
+            found.append((part.name, part.arguments))
+        else:
+            assert part.index == len(found) - 1, "calls come one after the other"
+            found[-1] = (found[-1][0], found[-1][1] + part.arguments)
+    return found

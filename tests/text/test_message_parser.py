@@ -1,0 +1,156 @@
+"""`MessageParser` and thinking: the same parts for every cut, white space beside the markers."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.message_texts import (
+    NAMES,
+    calls_in,
+    cuts_of,
+    new_reader,
+    read,
+    reasoning_in,
+    text_in,
+    wild_texts,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tinyserve.text.message_format import MessageFormat, thinking_after
+from tinyserve.text.messages import MessageParser, ReasoningPart, TextPart
+from tinyserve.text.reasoning import ThinkReader
+from tinyserve.text.tool_formats import HERMES, LLAMA3_JSON, MISTRAL
+from tinyserve.text.tool_use import ToolUse
+
+TOOLS = ToolUse((), "auto", NAMES)
+
+
+def parser(*, is_open: bool, with_tools: bool = True) -> MessageParser:
+    tools = new_reader(HERMES) if with_tools else None
+    return MessageParser(reasoning=ThinkReader(is_open=is_open), tools=tools)
+
+
+def split(text: str, *, is_open: bool) -> tuple[str, str]:
+    """(thinking, answer)."""
+    parts = read(parser(is_open=is_open, with_tools=False), [text])
+    return reasoning_in(parts), text_in(parts)
+
+
+def test_without_readers_all_is_text() -> None:
+    plain = MessageParser()
+    assert plain.push("<think>a") == [TextPart("<think>a")]
+    assert plain.push("") == []
+    assert plain.flush() == []
+    assert not plain.has_calls
+    assert plain.thinking_end == 0
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+@given(text=wild_texts, data=st.data())
+def test_any_cut_gives_the_same_parts(is_open: bool, text: str, data: st.DataObject) -> None:
+    text = data.draw(st.sampled_from(["", "<think>", " \n<think>\n"])) + text
+    expected = read(parser(is_open=is_open), [text])
+    cut = parser(is_open=is_open)
+    assert read(cut, data.draw(cuts_of(text))) == expected
+    one = parser(is_open=is_open)
+    assert read(one, list(text)) == expected
+    assert cut.thinking_end == one.thinking_end
+
+
+@given(text=wild_texts)
+def test_a_message_that_does_not_think_is_untouched(text: str) -> None:
+    if not text.lstrip().startswith("<think>"):
+        assert split(text, is_open=False) == ("", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_open", "expected"),
+    [
+        ("<think>\nWhy?\n</think>\n\nSo.", False, ("Why?", "So.")),
+        ("Why?\n</think>\n\nSo.", True, ("Why?", "So.")),
+        ("<think>Why?</think>So.", True, ("Why?", "So.")),
+        ("Why? Because", True, ("Why? Because", "")),
+        ("Why? </thi", True, ("Why? </thi", "")),
+        ("<think></think>\n\nSo.", False, ("", "So.")),
+        ("</think>So.", True, ("", "So.")),
+        ("So. <think>late</think>", False, ("", "So. <think>late</think>")),
+        ("a</think>b</think>c", True, ("a", "b</think>c")),
+        ("", True, ("", "")),
+        ("<thi", False, ("", "<thi")),
+        ("  ", True, ("", "")),
+    ],
+)
+def test_chat_13_thinking_and_answer(text: str, is_open: bool, expected: tuple[str, str]) -> None:
+    assert split(text, is_open=is_open) == expected
+
+
+def test_thinking_streams() -> None:
+    reader = parser(is_open=True)
+    assert reader.push("Why") == [ReasoningPart("Why")]
+    assert reader.is_reasoning
+    assert reader.push("? </thi") == [ReasoningPart("?")]
+    assert reader.push("nk>\nSo") == [TextPart("So")]
+    assert not reader.is_reasoning
+    assert reader.thinking_end == len("Why? </think>")
+
+
+def test_calls_after_thinking_are_calls_and_those_within_are_thoughts() -> None:
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    parts = read(parser(is_open=True), [f"maybe {call}</think>\n\n{call}"])
+    assert reasoning_in(parts) == f"maybe {call}"
+    assert calls_in(parts) == [("f", "{}")]
+    assert text_in(parts) == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "setting", "expected"),
+    [
+        ("<think></think>", "none", "none"),
+        ("<think></think>", "auto", "qwen3"),
+        ("no such thing", "auto", "none"),
+        (None, "auto", "none"),
+        (None, "deepseek_r1", "deepseek_r1"),
+    ],
+)
+def test_the_reasoning_parser_that_is_meant(
+    source: str | None, setting: str, expected: str
+) -> None:
+    assert MessageFormat.detect(source, reasoning_parser=setting).reasoning == expected
+
+
+def test_deepseek_thinks_unless_the_prompt_has_closed_it() -> None:
+    r1 = MessageFormat(None, "deepseek_r1")
+    assert read(r1.new_parser(None), ["a</think>b"]) == [ReasoningPart("a"), TextPart("b")]
+    assert read(r1.new_parser(None, is_open=False), ["a"]) == [TextPart("a")]
+
+
+def test_what_a_parser_must_see() -> None:
+    assert MessageFormat(HERMES, "none").markers(None) == ()
+    assert set(MessageFormat(HERMES, "qwen3").markers(TOOLS)) == {
+        "<tool_call>", "</tool_call>", "<think>", "</think>",
+    }  # fmt: skip
+    assert "<|python_tag|>" in MessageFormat(LLAMA3_JSON).markers(TOOLS)
+    assert "[TOOL_CALLS]" in MessageFormat(MISTRAL).markers(TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("tail", "expected"),
+    [
+        ("<|assistant|>", None),
+        ("<|assistant|><think>\n", True),
+        ("<|assistant|><think>\n\n</think>\n\n", False),
+        ("<|assistant|><think>\nso far", True),
+        ("<|assistant|><think>a</think><think>b", True),
+    ],
+)
+def test_what_the_prompt_leaves_open(tail: str, expected: bool | None) -> None:
+    """Only the prompt's end counts, whatever people write in their messages."""
+    messages = [
+        {"role": "user", "content": "what is <think>?"},
+        {"role": "assistant", "content": "<think>hm</think>a marker"},
+        {"role": "user", "content": " and <think> again, not </think>? "},
+    ]
+    prompt = "<|user|>" + "<|user|>".join(m["content"].strip() for m in messages) + tail
+    assert thinking_after(prompt, messages) is expected
+    if not tail.endswith("so far") and tail.count("<think>") < 2:
+        assert thinking_after(f"<think>{tail}", []) is expected
