@@ -15,7 +15,11 @@ from tinyserve.errors import TinyServeError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.print_help(sys.stderr)
+        return 2
     try:
         return run_command(arguments.command, arguments)
     except TinyServeError as error:

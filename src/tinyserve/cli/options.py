@@ -14,6 +14,7 @@ from typing import Any
 import tinyserve
 from tinyserve.config import SECTIONS, TinyServeConfig
 from tinyserve.errors import ConfigError
+from tinyserve.kv_budget import readable
 from tinyserve.settings import Setting, checked, parse_text, settings_of
 
 ENGINE_SECTIONS = ("model", "cache", "scheduler", "spec")
@@ -36,10 +37,13 @@ SAMPLING_FLAGS: dict[str, tuple[Callable[[str], Any], str]] = {
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = argparse.ArgumentParser(
-        prog="tinyserve", description="A small, exact LLM inference server."
+        prog="tinyserve",
+        description="A small, exact LLM inference server.",
+        epilog=_EXAMPLES[""],
+        formatter_class=_Help,
     )
     parser.add_argument("--version", action="version", version=f"tinyserve {tinyserve.__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     serve = _command(
         commands, "serve", "[MODEL] ", "serve a model over an OpenAI-compatible HTTP API"
@@ -72,7 +76,39 @@ _METAVARS = {
     "strings": "TEXT",
     "mapping": "JSON",
 }
+_EXAMPLES = {
+    "": """\
+examples:
+  tinyserve serve                        the default model on http://127.0.0.1:8000
+  tinyserve serve Qwen/Qwen2.5-0.5B-Instruct --quantization int8
+  tinyserve COMMAND --help               the options of a command""",
+    "serve": """\
+examples:
+  tinyserve serve                                          the default model
+  tinyserve serve Qwen/Qwen2.5-0.5B-Instruct               from the Hugging Face hub
+  tinyserve serve ./model.Q4_K_M.gguf --max-num-seqs 32    a file, more at once
+  tinyserve serve ./folder --host 0.0.0.0 --api-key KEY    for others, with a key
+  tinyserve serve --config server.yaml --port 9000         flags win over the file
+  TINYSERVE_SERVER_PORT=9000 tinyserve serve               each setting is a variable too""",
+    "generate": """\
+examples:
+  tinyserve generate "Once upon a" --max-tokens 64 --temperature 0
+  tinyserve generate < prompt.txt > completion.txt
+  tinyserve generate "def add(a, b):" --model ./model.gguf --stop END""",
+    "chat": """\
+examples:
+  tinyserve chat
+  tinyserve chat Qwen/Qwen2.5-0.5B-Instruct --system 'Be brief.'""",
+    "doctor": "",
+}
 _MODEL_HELP = "model folder, .gguf file, or hub id; the default model where it is left out"
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Examples keep their lines; wide terminals are used."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32)
 
 
 def _command(commands: Any, name: str, usage: str, summary: str) -> argparse.ArgumentParser:
@@ -81,6 +117,8 @@ def _command(commands: Any, name: str, usage: str, summary: str) -> argparse.Arg
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
         usage=f"tinyserve {name} {usage}[options]",
+        epilog=_EXAMPLES[name],
+        formatter_class=_Help,
     )
     return parser
 
@@ -89,7 +127,8 @@ def add_settings(parser: argparse.ArgumentParser, sections: Sequence[str]) -> No
     """`--config`, and one option for each setting of `sections`, in a group for each."""
     parser.add_argument("--config", metavar="FILE", help="a YAML file with settings")
     for section in sections:
-        group = parser.add_argument_group(f"{section} settings")
+        about = " ".join((SECTIONS[section].__doc__ or "").split()).partition(". ")[0]
+        group = parser.add_argument_group(f"{section} settings", about.rstrip(".") + ".")
         for declared in settings_of(SECTIONS[section]).values():
             _add_setting(group, declared)
 
@@ -114,12 +153,25 @@ def _help_text(declared: Setting) -> str:
     text = declared.help
     if declared.kind == "strings":
         text += "; may be repeated"
-    default = declared.default
-    if declared.kind == "bool":
-        text += f" (default: {'on' if default else 'off'})"
-    elif default not in (None, ()):
+    default = _default_text(declared)
+    if default:
         text += f" (default: {default})"
     return text.replace("%", "%%")
+
+
+def _default_text(declared: Setting) -> str:
+    """The default with its unit; empty where there is none to speak of."""
+    default = declared.default
+    if default is None:
+        return "auto" if "auto " in declared.help else ""
+    if declared.kind == "bool":
+        return "on" if default else "off"
+    if declared.kind == "size":
+        return readable(default)
+    if default == ():
+        return ""
+    number = f"{default:g}" if declared.kind == "float" else str(default)
+    return f"{number} {declared.unit}" if declared.unit else number
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:

@@ -7,10 +7,13 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tinyserve.cli.options import configuration
-from tinyserve.config import TinyServeConfig
+from tinyserve.cli.terminal import is_fancy
+from tinyserve.config import ServerConfig, TinyServeConfig
+from tinyserve.kernels.select import choose_backend
 from tinyserve.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -21,13 +24,20 @@ logger = logging.getLogger("tinyserve")
 
 def run(arguments: argparse.Namespace) -> int:
     config = configuration(arguments)
-    configure_logging(config.server.log_level)
+    configure_logging(config.server.log_level, config.server.log_format)
+    if wants_table(config.server):
+        logger.setLevel(logging.WARNING)  # until `_announce`: the summary says it all
     loading = in_background(lambda: _load(config))
 
     from tinyserve.server.run import serve
 
-    serve(loading, config.server, on_ready=_announce)
+    serve(loading, config.server, on_ready=partial(_announce, config))
     return 0
+
+
+def wants_table(config: ServerConfig) -> bool:
+    """Is the summary drawn, rather than logged? Log levels and formats are for logs."""
+    return is_fancy() and config.log_level in ("info", "debug") and config.log_format == "text"
 
 
 def in_background(load: Callable[[], Engine]) -> Future[Engine]:
@@ -45,8 +55,6 @@ def in_background(load: Callable[[], Engine]) -> Future[Engine]:
 
 
 def _load(config: TinyServeConfig) -> Engine:
-    from tinyserve.kernels.select import choose_backend
-
     choice = choose_backend(config.model.threads)
     logger.info(
         "back end: %s (%s), %d threads (%s)",
@@ -56,29 +64,15 @@ def _load(config: TinyServeConfig) -> Engine:
         choice.threads_reason,
     )
     from tinyserve.engine.build import build_engine
+    from tinyserve.models.progress import shown
 
-    return build_engine(config)
+    with shown(None) as progress:
+        return build_engine(config, progress)
 
 
-def _announce(engine: Engine, url: str) -> None:
-    """The start-up summary."""
-    from tinyserve.kv_budget import readable
+def _announce(config: TinyServeConfig, engine: Engine, url: str) -> None:
+    from tinyserve.cli.summary import announce
 
-    report = engine.core.memory_report()
-    reserved = sum(item["reserved"] for item in report.values())
-    weights = report.get("weights", {}).get("reserved", 0)
-    cache, scheduler = engine.config.cache, engine.config.scheduler
-    logger.info(
-        "model: %s, context %d tokens, %d sequences at once",
-        engine.model_name,
-        engine.intake.limits.max_model_len,
-        scheduler.max_num_seqs,
-    )
-    logger.info(
-        "memory: weights %s; %d KV blocks of %d tokens; %s reserved in all",
-        readable(weights),
-        cache.num_blocks or 0,
-        cache.block_size,
-        readable(reserved),
-    )
-    logger.info("ready: %s/v1", url)
+    logger.setLevel(logging.NOTSET)
+    choice = choose_backend(config.model.threads)
+    announce(engine, url, choice, is_table=wants_table(config.server))

@@ -58,6 +58,8 @@ class Engine:
     model_name: str
     fingerprint: str
     notes: tuple[str, ...] = ()
+    model: ModelConfig | None = None
+    weight_formats: tuple[str, ...] = ()  # most of them first
 
 
 def build_engine(config: TinyServeConfig, progress: Progress | None = None) -> Engine:
@@ -128,6 +130,8 @@ def assemble(
         model_name=checkpoint.name,
         fingerprint=_system_fingerprint(config.model, checkpoint),
         notes=tuple(notes),
+        model=checkpoint.config,
+        weight_formats=runner.decoder.formats() if isinstance(runner, ModelRunner) else (),
     )
 
 

@@ -143,6 +143,10 @@ class Linear(Protocol):
 
     @property
     def nbytes(self) -> int: ...
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The formats of its parts, for people: f32, f16, bf16, int8, u4."""
+        ...
 
 
 class Ops(Protocol):

@@ -30,7 +30,7 @@ from tinyserve.kernels.abi import (
 )
 from tinyserve.kernels.formats import F32
 from tinyserve.kernels.ops import Array, AttentionSpec, Batch, KVSlabs
-from tinyserve.kernels.packing import PackedWeight, aligned_bytes
+from tinyserve.kernels.packing import FORMAT_NAMES, PackedWeight, aligned_bytes
 
 MAX_HEAD_DIM = 512  # csrc/tasks.h has the same
 
@@ -50,6 +50,10 @@ class NativeLinear:
         return sum(part.nbytes for part in self.parts) + (
             self.bias.nbytes if self.bias is not None else 0
         )
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        return tuple(FORMAT_NAMES[part.format] for part in self.parts)
 
 
 class Matrix:

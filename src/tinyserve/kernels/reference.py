@@ -31,6 +31,10 @@ class ReferenceLinear:
     def nbytes(self) -> int:
         return self.matrix.nbytes
 
+    @property
+    def formats(self) -> tuple[str, ...]:
+        return ("f32",)
+
 
 class ReferenceOps:
     """`Ops` that run at once, on the batch of the current step."""

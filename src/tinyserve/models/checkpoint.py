@@ -36,9 +36,9 @@ class TensorSource(Protocol):
 
 
 class Progress(Protocol):
-    """Told how far something long has come: `done` of `total` bytes (0: total not known)."""
+    """Told how far something long has come: `done` of `total` (0: total not known)."""
 
-    def __call__(self, label: str, done: int, total: int) -> None: ...
+    def __call__(self, label: str, done: int, total: int, *, unit: str = "bytes") -> None: ...
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ how weights are packed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -65,10 +66,19 @@ class Decoder:
     @property
     def nbytes(self) -> int:
         """Bytes of the prepared weights, a tied head counted once."""
+        return sum(matrix.nbytes for matrix in self.matrices())
+
+    def matrices(self) -> list[Linear]:
+        """Every matrix, a tied head counted once."""
         matrices = [self.embedding] if self.head is self.embedding else [self.embedding, self.head]
         for layer in self.layers:
             matrices += [layer.qkv, layer.o, layer.gate_up, layer.down]
-        return sum(matrix.nbytes for matrix in matrices)
+        return matrices
+
+    def formats(self) -> tuple[str, ...]:
+        """The formats of the matrices, that of most first."""
+        counts = Counter(name for matrix in self.matrices() for name in matrix.formats)
+        return tuple(name for name, _ in counts.most_common())
 
 
 def _named(architecture: str) -> Callable[[type[Decoder]], type[Decoder]]:

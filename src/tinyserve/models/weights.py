@@ -93,7 +93,7 @@ class _Loader:
         layers = []
         for index in range(config.num_layers):
             if self.progress is not None:
-                self.progress("Loading weights", index, config.num_layers)
+                self.progress("loading weights", index, config.num_layers, unit="layers")
             layers.append(self._layer(index, cos, sin))
         embedding = self._matrix("embedding", [EMBEDDING])
         head = embedding
@@ -101,7 +101,7 @@ class _Loader:
             head = self._matrix("head", [LM_HEAD])
         norm = self._vector("model.norm.weight")
         if self.progress is not None:
-            self.progress("Loading weights", config.num_layers, config.num_layers)
+            self.progress("loading weights", config.num_layers, config.num_layers, unit="layers")
         self.cache.save()
         decoder = ARCHITECTURES.get(config.architecture, Decoder)
         return decoder(config, embedding, tuple(layers), norm, head)
