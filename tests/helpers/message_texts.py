@@ -32,12 +32,17 @@ def cuts_of(text: str) -> st.SearchStrategy[list[str]]:
     return places.map(lambda at: [text[a:b] for a, b in itertools.pairwise([0, *at, len(text)])])
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=6),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
-    max_leaves=6,
+# Few and fixed, since drawing JSON at random takes far longer than reading it.
+ARGUMENTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"a": 1},
+    {"city": "Paris", "days": [1, 2.5e-3, -4], "metric": True, "note": None},
+    {"": "", "nested": {"deep": {"er": [{}, [], [[]]]}}},
+    {"quotes": 'say "hi" \\ and {"a": 1}]}', "é\u2028": "naïve 😀\n\t\u0000"},
+    {"name": "f", "arguments": {"name": "g"}, "parameters": "x"},
+    {"code": "<tool_call></tool_call>[TOOL_CALLS][ARGS]<|python_tag|><think>; </think>"},
 )
-argument_objects = st.dictionaries(st.text(max_size=5), json_values, max_size=4)
+argument_objects = st.sampled_from(ARGUMENTS)
 calls = st.tuples(st.sampled_from(NAMES), argument_objects)
 
 

@@ -13,7 +13,7 @@ from helpers.message_texts import (
     text_in,
     wild_texts,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinyserve.text.message_format import MessageFormat, thinking_after
@@ -46,6 +46,7 @@ def test_without_readers_all_is_text() -> None:
 
 
 @pytest.mark.parametrize("is_open", [True, False])
+@settings(max_examples=50)
 @given(text=wild_texts, data=st.data())
 def test_any_cut_gives_the_same_parts(is_open: bool, text: str, data: st.DataObject) -> None:
     text = data.draw(st.sampled_from(["", "<think>", " \n<think>\n"])) + text

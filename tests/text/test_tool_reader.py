@@ -17,7 +17,7 @@ from helpers.message_texts import (
     wild_texts,
     write_calls,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinyserve.text.messages import TextPart, ToolCallPart
@@ -41,6 +41,7 @@ def whole(form: ToolFormat, text: str, **options: Any) -> tuple[str, list[tuple[
 
 
 @every_format
+@settings(max_examples=50)
 @given(data=st.data())
 def test_any_cut_gives_the_same_parts(form: ToolFormat, data: st.DataObject) -> None:
     text = data.draw(wild_texts)

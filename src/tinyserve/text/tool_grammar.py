@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from tinyserve.text.reasoning import CLOSER, OPENER
 from tinyserve.text.tool_formats import ToolFormat
 
 MAX_CALLS = 16  # in one answer that must be calls
@@ -36,13 +37,12 @@ def calls_grammar(
     *,
     max_calls: int | None = None,
     special_id: SpecialId = lambda text: None,
-    thinking: bool | None = None,
+    may_think: bool = False,
 ) -> str:
     """A text of one to `max_calls` calls of the `functions` (name, schema of its parameters).
 
     `special_id`: the id of a special token by its text, None for what is ordinary text.
-    `thinking`: True where the answer begins inside the model's thinking, which comes first; None
-    where the model may open it; False where there is none.
+    `may_think`: thinking between its markers may come first.
     """
     literal = _Literals(form.markers, special_id)
     before, between, after = form.call
@@ -50,7 +50,7 @@ def calls_grammar(
     first, more, last = literal(form.first), literal(form.separator), literal(form.last)
     repeated = f"({more} call){{0,{most - 1}}}" if most > 1 else ""
     rules = [
-        f"start: {_thinking(thinking)} {first} call {repeated} {last}",
+        f"start: {'(opener thinking SPACE)? ' if may_think else ''}{first} call {repeated} {last}",
         "call: " + " | ".join(f"call_{i}" for i in range(len(functions))),
     ]
     for i, (name, schema) in enumerate(functions):
@@ -58,22 +58,16 @@ def calls_grammar(
         opening = literal(f"{before}{spelled}{between}")
         rules.append(f"call_{i}: {opening} arguments_{i} {literal(after)}")
         rules.append(f"arguments_{i}: %json {_one_line(arguments_schema(schema))}")
-    if thinking is not False:
-        end = special_id("</think>")
+    if may_think:
+        end = special_id(CLOSER)
         rules.append(
-            'thinking[suffix="</think>"]: /(?s:.*)/'
+            f"thinking[suffix={json.dumps(CLOSER)}]: /(?s:.*)/"
             if end is None
             else f"thinking: /(?s:.*)/ <[{end}]>"
         )
         rules.append("SPACE: /[ \\n]{0,2}/")
-        rules.append(f"opener: {_Literals(('<think>',), special_id)('<think>')}")
+        rules.append(f"opener: {_Literals((OPENER,), special_id)(OPENER)}")
     return "\n".join(rules) + "\n"
-
-
-def _thinking(thinking: bool | None) -> str:
-    if thinking is None:
-        return "(opener thinking SPACE)?"
-    return "thinking SPACE" if thinking else ""
 
 
 def arguments_schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:

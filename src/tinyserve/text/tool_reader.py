@@ -39,6 +39,7 @@ class CallReader:
         self._new_id = new_id or form.new_id
         self.num_calls = 0
         self._parts: list[Part] = []
+        self._pieces: list[str] = []  # arguments that are not yet in a part
         # As text: what may become a marker, and white space that is not certain to show.
         self._held = ""
         self._space = ""
@@ -138,6 +139,7 @@ class CallReader:
                 return f"{end.value}{text[index + 1 :]}"
             except NotACall:
                 self._reading = None
+                self._settle()
                 if self._has_begun:  # what has been shown of it stays; it ends here
                     return text[index:]
                 self._show(raw[0])
@@ -165,9 +167,10 @@ class CallReader:
 
     def arguments(self, piece: str) -> None:
         if not self._is_muted:
-            self._parts.append(ToolCallPart(self.num_calls - 1, piece))
+            self._pieces.append(piece)
 
     def end(self) -> None:
+        self._settle()
         self._has_begun = False
         self._is_between = True
         self._raw.clear()
@@ -175,8 +178,15 @@ class CallReader:
 
     def _take(self) -> list[Part]:
         """The parts since the last time, neighbours of one kind joined."""
+        self._settle()
         parts, self._parts = self._parts, []
         return joined(parts)
+
+    def _settle(self) -> None:
+        """Make a part of the arguments that have come."""
+        if self._pieces:
+            self._parts.append(ToolCallPart(self.num_calls - 1, "".join(self._pieces)))
+            self._pieces.clear()
 
 
 def joined(parts: list[Part]) -> list[Part]:
