@@ -24,9 +24,9 @@ from tinyserve.errors import EngineDeadError, TinyServeError
 from tinyserve.server.answer import failure_response
 from tinyserve.server.errors import failure, status_failure
 from tinyserve.server.guards import KeyGuard
-from tinyserve.server.http import request_id_header
-from tinyserve.server.observe.http import HTTPMeter
+from tinyserve.server.http import RootPath, request_id_header
 from tinyserve.server.messages_errors import in_dialect
+from tinyserve.server.observe.http import HTTPMeter
 from tinyserve.server.routes import ROUTES
 from tinyserve.server.session import ClientGoneError
 from tinyserve.server.state import ServerState
@@ -63,12 +63,7 @@ def create_app(
             waiting.cancel()
         await asyncio.to_thread(state.stop)
 
-    app = FastAPI(
-        title="tinyserve",
-        version=tinyserve.__version__,
-        root_path=config.root_path,
-        lifespan=lifespan,
-    )
+    app = FastAPI(title="tinyserve", version=tinyserve.__version__, lifespan=lifespan)
     app.state.tinyserve = state
     _add_middleware(app, state)
     app.add_middleware(HTTPMeter, metrics=state.observer.http)  # the last one is the outermost
@@ -97,6 +92,8 @@ async def _wait(
 
 def _add_middleware(app: FastAPI, state: ServerState) -> None:
     config = state.config
+    if config.root_path:
+        app.add_middleware(RootPath, root_path=config.root_path)
     if state.keys:
         app.add_middleware(KeyGuard, keys=state.keys, root_path=config.root_path)
     if config.allowed_origins:

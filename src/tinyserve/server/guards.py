@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tinyserve.config import ServerConfig
 from tinyserve.errors import ConfigError
 from tinyserve.server.errors import HTTPError, failure
-from tinyserve.server.http import given_key
+from tinyserve.server.http import App, given_key
 from tinyserve.server.messages_errors import in_dialect
 from tinyserve.server.outlet import Scope, Send
 from tinyserve.server.session import Receive
 from tinyserve.server.sse import send_failure
 from tinyserve.server.web import PATHS
-
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 # The page's own bytes are the same for everybody; what they then ask for needs the key.
 OPEN_PATHS = frozenset({"/health", "/ping"}) | PATHS

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.requests import ClientDisconnect, Request
 
 from tinyserve.server.errors import HTTPError
-from tinyserve.server.session import ClientGoneError
+from tinyserve.server.outlet import Scope, Send
+from tinyserve.server.session import ClientGoneError, Receive
+
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 BODY_TIMEOUT_S = 60.0  # for a body to arrive, whatever its size
 
@@ -86,3 +89,14 @@ def request_id_header(request: Request) -> list[tuple[bytes, bytes]]:
     if 0 < len(value) <= 128 and value.isascii() and value.isprintable():
         return [(b"x-request-id", value.encode())]
     return []
+
+
+class RootPath:
+    """Serves under a path that a proxy put before, whether or not it took it away again."""
+
+    def __init__(self, app: App, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app({**scope, "root_path": self._root_path}, receive, send)

@@ -28,7 +28,8 @@ from tinyserve.engine.build import Engine
 from tinyserve.errors import ConfigError, EngineDeadError
 from tinyserve.server.app import create_app
 from tinyserve.server.connection import Connection
-from tinyserve.server.guards import App, HostGuard, served_names
+from tinyserve.server.guards import HostGuard, served_names
+from tinyserve.server.http import App
 from tinyserve.server.listen import listening, raise_file_limit, url_of
 from tinyserve.server.state import ServerState
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable
 from typing import Any
 
-from tinyserve.server.guards import App
+from tinyserve.server.http import App
 from tinyserve.server.observe.histogram import Histogram
 from tinyserve.server.outlet import Scope, Send
 from tinyserve.server.session import Receive
