@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kernel_tools import same_bits
-from sampling_cases import random_draw, random_logits
+from sampling_cases import distribution, random_draw, random_logits
 
 from tinyserve.kernels.native import NativeBackend
 from tinyserve.kernels.ops import Backend, Draw, Drawn
-from tinyserve.kernels.reference import ReferenceBackend, _mix, keyed_uniform
+from tinyserve.kernels.reference import ReferenceBackend, _mix, keyed_uniform, sample_row
 
 VOCABS = [1, 15, 16, 50, 333, 5000]
 
@@ -198,3 +198,37 @@ def test_keyed_uniform_is_pinned() -> None:
     assert _mix(0) == 0xE220A8397B1DCDAF  # SplitMix64's first output for seed 0, as published
     got = [keyed_uniform(0, 0, 0), keyed_uniform(1234, 2, 77), keyed_uniform(2**64 - 1, 0, 2**40)]
     assert got == [0.1296456182997474, 0.09376075012287666, 0.5597552246322349]
+
+
+def test_probabilities_are_those_of_the_draw(backend: Backend) -> None:
+    """Whatever the parameters: a distribution, the same as the specification's, and what is drawn
+    has a share of it.
+    """
+    rng = np.random.default_rng(21)
+    logits = random_logits(rng, 400, 130)
+    draws = [random_draw(rng, row, 130) for row in range(400)]
+    for draw in draws:
+        draw.wants_probs = True
+    seen = 0
+    for draw, drawn in zip(draws, backend.sample(logits, draws), strict=True):
+        want = sample_row(logits[draw.row], draw).probs
+        if drawn.failure or draw.target >= 0:
+            assert drawn.probs is None
+            continue
+        assert drawn.probs is not None
+        assert want is not None
+        assert drawn.probs.sum() == pytest.approx(1, abs=1e-5)
+        assert drawn.probs[drawn.token_id] > 0
+        np.testing.assert_allclose(drawn.probs, want, rtol=2e-5, atol=1e-7)
+        seen += draw.temperature > 0
+    assert seen > 200
+
+
+def test_probabilities_follow_the_law_of_sampling(backend: Backend) -> None:
+    """Against the distribution written apart from the kernels."""
+    logits = np.random.default_rng(8).standard_normal((1, 50)).astype(np.float32) * 2
+    for options in ({}, {"top_k": 7}, {"top_p": 0.8}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.7}):
+        draw = Draw(0, temperature=0.8, wants_probs=True, **options)
+        probs = backend.sample(logits, [draw])[0].probs
+        assert probs is not None
+        np.testing.assert_allclose(probs, distribution(logits[0], draw), rtol=1e-5, atol=1e-7)

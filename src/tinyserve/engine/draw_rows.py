@@ -31,6 +31,7 @@ def draw_of(row: SampleRow, logits_row: int) -> Draw:
     if row.banned_ids:
         draw.banned_ids = _ids(row.banned_ids)
     draw.mask = row.mask
+    draw.wants_probs = row.wants_probs
     if p.allowed_token_ids is not None:
         draw.allowed_ids = _ids(p.allowed_token_ids)
     if p.logit_bias:
@@ -45,9 +46,9 @@ def sampled_of(drawn: Drawn) -> SampledToken:
     if drawn.failure:
         return SampledToken(drawn.token_id, is_nan=True)
     if drawn.rank == 0:
-        return SampledToken(drawn.token_id)
+        return SampledToken(drawn.token_id, probs=drawn.probs)
     top = list(zip(drawn.top_ids, drawn.top_logprobs, strict=True))
-    return SampledToken(drawn.token_id, drawn.logprob, drawn.rank, top)
+    return SampledToken(drawn.token_id, drawn.logprob, drawn.rank, top, probs=drawn.probs)
 
 
 def _add_penalties(draw: Draw, p: SamplingParams, row: SampleRow) -> None:

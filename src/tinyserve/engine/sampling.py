@@ -88,7 +88,9 @@ class SampleRow:
     it (drafts included). `banned_ids` are masked for this draw (EOS under min_tokens, the last
     token of a bad word); `mask` is a packed allow-list, bit i of word i // 32 (llguidance's
     layout). `target` set means: score this token instead of drawing. `num_logprobs` None: report no
-    logprobs. `wants_state`: draw nothing, read the row's hidden state after the last norm.
+    logprobs. `wants_state`: draw nothing, read the row's hidden state after the last norm. `draft`:
+    the token proposed for this position, drawn from `draft_probs` [vocab] or, None, certain.
+    `wants_probs`: report the distribution that the token is drawn from.
     """
 
     row: int
@@ -103,6 +105,9 @@ class SampleRow:
     target: int | None = None
     num_logprobs: int | None = None
     wants_state: bool = False
+    draft: int | None = None
+    draft_probs: NDArray[np.float32] | None = None
+    wants_probs: bool = False
 
 
 @dataclass(slots=True)
@@ -120,6 +125,7 @@ class SampledToken:
     top: list[tuple[int, float]] = field(default_factory=list)
     is_nan: bool = False
     state: NDArray[np.float32] | None = None
+    probs: NDArray[np.float32] | None = None  # [vocab], summing to 1, where they were wanted
 
 
 def _normalise(p: SamplingParams) -> None:

@@ -113,6 +113,7 @@ class SampleArgsStruct(c.Structure):
         ("mask", c.c_void_p),
         ("prompt_ids", c.c_void_p),
         ("output_ids", c.c_void_p),
+        ("probs", c.c_void_p),
     ]
 
 

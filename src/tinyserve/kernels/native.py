@@ -59,6 +59,9 @@ class NativeBackend:
         args = (SampleArgsStruct * rows)()
         for arg, draw in zip(args, draws, strict=True):
             _fill_args(arg, draw)
+        probs = {i: np.empty(logits.shape[1], np.float32) for i in _wanting_probs(draws)}
+        for i, row in probs.items():
+            args[i].probs = row.ctypes.data
         results = (SampleResultStruct * rows)()
         top_ids = np.zeros((rows, most), np.int32)
         top_logprobs = np.zeros((rows, most), np.float32)
@@ -68,12 +71,18 @@ class NativeBackend:
             most,
         )
         drawn = [Drawn(r.token_id, r.failure, r.logprob, r.rank) for r in results]
+        for i, row in probs.items():
+            drawn[i].probs = None if drawn[i].failure else row
         for i, draw in enumerate(draws):
             if draw.num_logprobs > 0:
                 count = min(draw.num_logprobs, logits.shape[1])
                 drawn[i].top_ids = top_ids[i, :count].tolist()
                 drawn[i].top_logprobs = top_logprobs[i, :count].tolist()
         return drawn
+
+
+def _wanting_probs(draws: Sequence[Draw]) -> list[int]:
+    return [i for i, draw in enumerate(draws) if draw.wants_probs and draw.target < 0]
 
 
 def _fill_args(arg: Any, draw: Draw) -> None:

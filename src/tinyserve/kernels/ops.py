@@ -119,12 +119,13 @@ class Draw:
     mask: NDArray[np.uint32] | None = None  # bit i of word i // 32 allows token i
     prompt_ids: I32 | None = None
     output_ids: I32 | None = None
+    wants_probs: bool = False  # report the distribution that the draw is from
 
 
 @dataclass(slots=True)
 class Drawn:
     """`failure`: 0 fine; 1 the logits hold NaN or infinity; 2 every token is masked. `rank` 1 is
-    the most likely.
+    the most likely. `probs` are there where they were wanted and a token was drawn.
     """
 
     token_id: int
@@ -133,6 +134,7 @@ class Drawn:
     rank: int = 0
     top_ids: Sequence[int] = ()
     top_logprobs: Sequence[float] = ()
+    probs: F32 | None = None  # [V], summing to 1
 
 
 class Linear(Protocol):

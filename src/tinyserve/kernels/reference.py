@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tinyserve.kernels.formats import F32, Weight, to_bf16, widen
-from tinyserve.kernels.ops import Array, AttentionSpec, Batch, Draw, Drawn, KVSlabs, Ops
+from tinyserve.kernels.ops import I32, Array, AttentionSpec, Batch, Draw, Drawn, KVSlabs, Ops
 
 _MASK = (1 << 64) - 1
 
@@ -174,6 +175,8 @@ def sample_row(logits: F32, draw: Draw) -> Drawn:
         if not x.max() > -np.inf:
             return Drawn(0, failure=2)
         drawn = Drawn(_draw(x, draw))
+        if draw.wants_probs:
+            drawn.probs = _probs(x, draw)
     if draw.num_logprobs >= 0:
         _report(logits, draw.num_logprobs, drawn)
     return drawn
@@ -225,8 +228,17 @@ def _adjusted(logits: F32, draw: Draw) -> F32:
 def _draw(x: F32, draw: Draw) -> int:
     if draw.temperature < 1e-5:
         return int(x.argmax())
+    order, reached = _candidates(x, draw)
+    goal = keyed_uniform(draw.seed, draw.choice, draw.position) * reached[-1]
+    return int(order[min(int(np.searchsorted(reached, goal, side="right")), len(order) - 1)])
+
+
+def _candidates(x: F32, draw: Draw) -> tuple[I32, NDArray[np.float64]]:
+    """The tokens that temperature, min_p, top_k and top_p leave, best first, and the running sum of
+    their weights.
+    """
     reach = min(87.0, -math.log(draw.min_p)) if draw.min_p > 0 else 87.0
-    order = np.argsort(-x, kind="stable")
+    order = np.argsort(-x, kind="stable").astype(np.int32)
     order = order[x[order] >= x[order[0]] - np.float32(reach) * np.float32(draw.temperature)]
     if draw.top_k > 0:
         order = order[: draw.top_k]
@@ -235,8 +247,18 @@ def _draw(x: F32, draw: Draw) -> int:
     nucleus = len(order)
     if draw.top_p < 1.0:
         nucleus = int(np.searchsorted(reached, float(np.float32(draw.top_p)) * reached[-1])) + 1
-    goal = keyed_uniform(draw.seed, draw.choice, draw.position) * reached[nucleus - 1]
-    return int(order[min(int(np.searchsorted(reached, goal, side="right")), nucleus - 1)])
+    return order[:nucleus], reached[:nucleus]
+
+
+def _probs(x: F32, draw: Draw) -> F32:
+    """What `_draw` draws from."""
+    probs = np.zeros(len(x), np.float32)
+    if draw.temperature < 1e-5:
+        probs[x.argmax()] = 1
+        return probs
+    order, reached = _candidates(x, draw)
+    probs[order] = np.diff(reached, prepend=0.0) / reached[-1]
+    return probs
 
 
 def _report(logits: F32, count: int, drawn: Drawn) -> None:

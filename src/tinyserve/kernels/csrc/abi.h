@@ -77,6 +77,7 @@ struct SampleArgs {
   const uint32_t* mask;  // bit i of word i / 32 allows token i; 0 = no mask
   const int32_t* prompt_ids;
   const int32_t* output_ids;
+  float* probs;  // [vocab], if not 0: receives the distribution that the draw is from
 };
 
 struct SampleResult {

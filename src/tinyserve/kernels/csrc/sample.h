@@ -166,34 +166,73 @@ inline double total_weight(const float* x, int n, float top, float temperature, 
   return total;
 }
 
+// The candidates that temperature, min_p, top_k and top_p leave of adjusted logits `x`, best first: those before `limit`, down
+// to the one where their weights reach `nucleus`. `order`: n + 1 ids of scratch.
+struct Support {
+  const float* x;
+  float top, temperature, floor;
+  int limit;
+  Ranking ranking;
+  double nucleus;
+
+  // Beyond 87 a weight is zero in f32; beyond -log(min_p) it is under min_p of the best.
+  static float lowest(const SampleArgs& a, float top) {
+    const float reach = a.min_p > 0.0f ? std::min(87.0f, -std::log(a.min_p)) : 87.0f;
+    return top - reach * a.temperature;
+  }
+  double weight(int32_t id) const { return std::exp(static_cast<double>(x[id] - top) / static_cast<double>(temperature)); }
+
+  Support(const float* x_, int n, const SampleArgs& a, float top_, int32_t* order)
+      : x(x_), top(top_), temperature(a.temperature), floor(lowest(a, top_)), limit(a.top_k > 0 ? std::min(n, a.top_k) : n),
+        ranking(x_, n, top_, 7.0f * a.temperature, floor, order) {
+    double mass = 0.0;
+    if (limit < n) {
+      for (int i = 0; i < limit && ranking.at(i) >= 0; ++i) mass += weight(ranking.at(i));
+    } else {
+      mass = total_weight(x, n, top, temperature, floor);
+    }
+    nucleus = mass;
+    if (a.top_p < 1.0f) {  // the smallest prefix that reaches top_p of the mass, the most likely token at least
+      nucleus = weight(ranking.at(0));
+      for (int i = 1; i < limit && nucleus < static_cast<double>(a.top_p) * mass && ranking.at(i) >= 0; ++i) nucleus += weight(ranking.at(i));
+    }
+  }
+};
+
 // Temperature, min_p, top_k, top_p and the draw, over adjusted logits `x` (`order`: n + 1 ids of scratch).
 inline int32_t draw(const float* x, int n, const SampleArgs& a, float top, int32_t* order) {
   if (a.temperature < 1e-5f) return first_index_of(x, n, top);
-  // Beyond 87 a weight is zero in f32; beyond -log(min_p) it is under min_p of the best.
-  const float reach = a.min_p > 0.0f ? std::min(87.0f, -std::log(a.min_p)) : 87.0f;
-  const float floor = top - reach * a.temperature;
-  Ranking ranking(x, n, top, 7.0f * a.temperature, floor, order);
-  auto weight = [&](int32_t id) { return std::exp(static_cast<double>(x[id] - top) / static_cast<double>(a.temperature)); };
-  const int limit = a.top_k > 0 ? std::min(n, a.top_k) : n;
-  double mass = 0.0;
-  if (limit < n) {
-    for (int i = 0; i < limit && ranking.at(i) >= 0; ++i) mass += weight(ranking.at(i));
-  } else {
-    mass = total_weight(x, n, top, a.temperature, floor);
-  }
-  double nucleus = mass;
-  if (a.top_p < 1.0f) {  // the smallest prefix that reaches top_p of the mass, the most likely token at least
-    nucleus = weight(ranking.at(0));
-    for (int i = 1; i < limit && nucleus < static_cast<double>(a.top_p) * mass && ranking.at(i) >= 0; ++i) nucleus += weight(ranking.at(i));
-  }
-  const double goal = keyed_uniform(a.seed, a.choice, a.position, 0) * nucleus;
-  int32_t chosen = ranking.at(0);
-  double reached = weight(chosen);
-  for (int i = 1; i < limit && reached <= goal && reached < nucleus && ranking.at(i) >= 0; ++i) {
-    chosen = ranking.at(i);
-    reached += weight(chosen);
+  Support support(x, n, a, top, order);
+  const double goal = keyed_uniform(a.seed, a.choice, a.position, 0) * support.nucleus;
+  int32_t chosen = support.ranking.at(0);
+  double reached = support.weight(chosen);
+  for (int i = 1; i < support.limit && reached <= goal && reached < support.nucleus && support.ranking.at(i) >= 0; ++i) {
+    chosen = support.ranking.at(i);
+    reached += support.weight(chosen);
   }
   return chosen;
+}
+
+// What `draw` draws from, over all n tokens: temperature, min_p, top_k and top_p applied, summing to 1.
+inline void distribution(const float* x, int n, const SampleArgs& a, float top, int32_t* order, float* probs) {
+  memset(probs, 0, n * sizeof(float));
+  if (a.temperature < 1e-5f) {
+    probs[first_index_of(x, n, top)] = 1.0f;
+    return;
+  }
+  Support support(x, n, a, top, order);
+  if (support.limit >= n && a.top_p >= 1.0f) {
+    double mass = 0.0;
+    for (int i = 0; i < n; ++i)
+      if (x[i] >= support.floor) mass += support.weight(i);
+    for (int i = 0; i < n; ++i)
+      if (x[i] >= support.floor) probs[i] = static_cast<float>(support.weight(i) / mass);
+    return;
+  }
+  double reached = 0.0;
+  int count = 0;
+  while (count < support.limit && reached < support.nucleus && support.ranking.at(count) >= 0) reached += support.weight(support.ranking.at(count++));
+  for (int i = 0; i < count; ++i) probs[support.ranking.at(i)] = static_cast<float>(support.weight(support.ranking.at(i)) / reached);
 }
 
 // The most likely tokens of the raw logits, their logprobs, and the chosen token's logprob and rank.
@@ -234,6 +273,7 @@ void sample_row(const float* logits, int vocab, const SampleArgs& a, float* work
       return;
     }
     result->token_id = draw(x, vocab, a, top, order);
+    if (a.probs) distribution(x, vocab, a, top, order, a.probs);
   }
   if (a.num_logprobs >= 0) report(logits, vocab, a, order, result, top_ids, top_logprobs);
 }
