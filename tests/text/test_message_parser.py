@@ -20,9 +20,9 @@ from tinyserve.text.message_format import MessageFormat, thinking_after
 from tinyserve.text.messages import MessageParser, ReasoningPart, TextPart
 from tinyserve.text.reasoning import ThinkReader
 from tinyserve.text.tool_formats import HERMES, LLAMA3_JSON, MISTRAL
-from tinyserve.text.tool_use import ToolUse
+from tinyserve.text.tool_use import Function, ToolUse
 
-TOOLS = ToolUse((), "auto", NAMES)
+TOOLS = ToolUse((), "auto", tuple(map(Function, NAMES)))
 
 
 def parser(*, is_open: bool, with_tools: bool = True) -> MessageParser:

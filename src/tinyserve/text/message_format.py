@@ -54,7 +54,7 @@ class MessageFormat:
         if self.reads_thinking:
             reasoning = ThinkReader(is_open=self.starts_thinking(is_open))
         if tools is not None and self.tools is not None:
-            calls = CallReader(self.tools, tools.allowed, max_calls=tools.max_calls)
+            calls = CallReader(self.tools, tools.names, max_calls=tools.max_calls)
         return MessageParser(reasoning=reasoning, tools=calls)
 
 

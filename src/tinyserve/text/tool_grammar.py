@@ -7,39 +7,28 @@ are special tokens of the model are named by their ids, since no text spells the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
+from tinyserve.errors import RequestError
 from tinyserve.text.reasoning import CLOSER, OPENER
 from tinyserve.text.tool_formats import ToolFormat
+from tinyserve.text.tool_schema import arguments_schema
+from tinyserve.text.tool_use import Function
 
 MAX_CALLS = 16  # in one answer that must be calls
-NO_PARAMETERS: Mapping[str, Any] = {
-    "type": "object",
-    "properties": {},
-    "additionalProperties": False,
-}
-
-# JSON as Python's `json.dumps` and most training data space it; unknown formats are let through.
-_STYLE = {
-    "lenient": True,
-    "whitespace_flexible": False,
-    "item_separator": ", ",
-    "key_separator": ": ",
-}
 
 SpecialId = Callable[[str], int | None]
 
 
 def calls_grammar(
     form: ToolFormat,
-    functions: Sequence[tuple[str, Mapping[str, Any] | None]],
+    functions: Sequence[Function],
     *,
     max_calls: int | None = None,
     special_id: SpecialId = lambda text: None,
     may_think: bool = False,
 ) -> str:
-    """A text of one to `max_calls` calls of the `functions` (name, schema of its parameters).
+    """A text of one to `max_calls` calls of the `functions`.
 
     `special_id`: the id of a special token by its text, None for what is ordinary text.
     `may_think`: thinking between its markers may come first.
@@ -53,11 +42,11 @@ def calls_grammar(
         f"start: {'(opener thinking SPACE)? ' if may_think else ''}{first} call {repeated} {last}",
         "call: " + " | ".join(f"call_{i}" for i in range(len(functions))),
     ]
-    for i, (name, schema) in enumerate(functions):
-        spelled = json.dumps(name, ensure_ascii=False) if form.is_name_quoted else name
+    for i, function in enumerate(functions):
+        spelled = json.dumps(function.name) if form.is_name_quoted else function.name
         opening = literal(f"{before}{spelled}{between}")
         rules.append(f"call_{i}: {opening} arguments_{i} {literal(after)}")
-        rules.append(f"arguments_{i}: %json {_one_line(arguments_schema(schema))}")
+        rules.append(f"arguments_{i}: %json {_arguments(function)}")
     if may_think:
         end = special_id(CLOSER)
         rules.append(
@@ -70,44 +59,15 @@ def calls_grammar(
     return "\n".join(rules) + "\n"
 
 
-def arguments_schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The schema that arguments follow: always of an object, without the oddities of generators.
-
-    Keywords that are null count as absent, as do types that JSON schema does not know.
-    """
-    schema = _cleaned(parameters if parameters is not None else NO_PARAMETERS)
-    assert isinstance(schema, dict)
-    return {**schema, "type": "object", "x-guidance": _STYLE}
-
-
-_TYPES = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
-_MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
-_VERBATIM = frozenset(("enum", "const", "default", "examples"))
-
-
-def _cleaned(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_cleaned(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    result: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _VERBATIM:
-            result[key] = value
-        elif key in _MAPS and isinstance(value, Mapping):
-            result[key] = {name: _cleaned(inner) for name, inner in value.items()}
-        elif value is not None and not (key == "type" and not _is_type(value)):
-            result[key] = _cleaned(value)
-    return result
-
-
-def _is_type(value: Any) -> bool:
-    names = value if isinstance(value, list) else [value]
-    return bool(names) and all(isinstance(name, str) and name in _TYPES for name in names)
-
-
-def _one_line(schema: Mapping[str, Any]) -> str:
-    return json.dumps(schema, ensure_ascii=True)
+def _arguments(function: Function) -> str:
+    """The schema of its arguments, on one line."""
+    try:
+        schema = arguments_schema(function.parameters, is_strict=function.is_strict)
+        return json.dumps(schema, allow_nan=False)
+    except (RecursionError, ValueError):
+        raise RequestError(
+            f"the parameters of {function.name!r} are nested too deeply, or no JSON", param="tools"
+        ) from None
 
 
 class _Literals:

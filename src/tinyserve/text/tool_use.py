@@ -19,8 +19,17 @@ Choice = Literal["auto", "required", "named"]
 
 
 @dataclass(frozen=True)
+class Function:
+    """One that may be called. `parameters` None: it takes none."""
+
+    name: str
+    parameters: Mapping[str, Any] | None = None
+    is_strict: bool = False
+
+
+@dataclass(frozen=True)
 class ToolUse:
-    """`definitions` are what the model is told of; `allowed` the names it may call.
+    """`definitions` are what the model is told of; `functions` what it may call.
 
     `choice`: "auto" leaves it to the model, "required" demands a call, "named" a call of the one
     that is allowed. `max_calls` None: as many as it likes.
@@ -28,7 +37,7 @@ class ToolUse:
 
     definitions: tuple[dict[str, Any], ...]
     choice: Choice
-    allowed: tuple[str, ...]
+    functions: tuple[Function, ...]
     max_calls: int | None = None
 
     @property
@@ -37,10 +46,9 @@ class ToolUse:
         return self.choice != "auto"
 
     @property
-    def functions(self) -> list[tuple[str, Mapping[str, Any] | None]]:
-        """Name and schema of the parameters of what may be called."""
-        functions = (definition["function"] for definition in self.definitions)
-        return [(f["name"], f.get("parameters")) for f in functions if f["name"] in self.allowed]
+    def names(self) -> tuple[str, ...]:
+        """What may be called."""
+        return tuple(function.name for function in self.functions)
 
 
 def read_tool_use(
@@ -55,7 +63,8 @@ def read_tool_use(
     elif tools is None and tool_choice != "none":
         raise RequestError("tool_choice is only allowed where tools are given", param="tool_choice")
     definitions = _definitions(tools or ())
-    names = [definition["function"]["name"] for definition in definitions]
+    functions = [_function(tool) for tool in tools or ()]
+    names = [function.name for function in functions]
     choice, allowed = _choice(tool_choice, names)
     if choice == "none" or (choice == "auto" and not definitions):
         return None
@@ -64,7 +73,8 @@ def read_tool_use(
             "tool_choice asks for a call, but there are no tools", param="tool_choice"
         )
     is_single = choice == "named" or parallel_tool_calls is False
-    return ToolUse(definitions, choice, allowed, 1 if is_single else None)
+    chosen = tuple(function for function in functions if function.name in allowed)
+    return ToolUse(definitions, choice, chosen, 1 if is_single else None)
 
 
 def _definitions(tools: Sequence[Any]) -> tuple[dict[str, Any], ...]:
@@ -110,6 +120,11 @@ def _definition(tool: Any, where: str) -> dict[str, Any]:
     ordered = {key: function[key] for key in known if function.get(key) is not None}
     rest = {k: v for k, v in function.items() if k not in (*known, "strict") and v is not None}
     return {"type": "function", "function": {**ordered, **rest}}
+
+
+def _function(tool: Mapping[str, Any]) -> Function:
+    function = tool["function"]
+    return Function(function["name"], function.get("parameters"), bool(function.get("strict")))
 
 
 def _choice(

@@ -1,0 +1,116 @@
+"""The schemas of tools' parameters, made fit for a grammar.
+
+Generators of tools write all sorts of schemas, and models do well enough with any of them in their
+prompt. Where a call is demanded, a grammar has to understand them, so keywords that are malformed
+(null, a wrong type, an unknown type name) or that no grammar can follow (lookarounds, remote
+references) are left out, and the rest holds. A function with `strict: true` is taken at its word.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+# OpenAI: a function without parameters takes none.
+NO_PARAMETERS: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {},
+    "additionalProperties": False,
+}
+# Arguments are spaced as Python's `json.dumps` and most training data space JSON.
+_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+_TYPES = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
+_VERBATIM = frozenset(("enum", "const", "default", "examples"))
+_MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+# Lookarounds, word boundaries and references back, which no automaton has.
+_UNSUPPORTED_PATTERN = re.compile(r"\(\?(?:[=!]|<[=!])|(?<!\\)(?:\\\\)*\\[bB1-9]")
+
+
+def arguments_schema(
+    parameters: Mapping[str, Any] | None, *, is_strict: bool = False
+) -> dict[str, Any]:
+    """What a function's arguments follow, always an object. Raises RecursionError if too deep."""
+    schema = NO_PARAMETERS if parameters is None else parameters
+    if is_strict:
+        return {**schema, "x-guidance": _STYLE}
+    cleaned: dict[str, Any] = _cleaned(schema)
+    return {**cleaned, "type": "object", "x-guidance": {**_STYLE, "lenient": True}}
+
+
+def _cleaned(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_cleaned(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    result: dict[str, Any] = {}
+    for key, value in schema.items():
+        is_well_formed = _WELL_FORMED.get(key)
+        if is_well_formed is not None and not is_well_formed(value):
+            continue
+        if key in _VERBATIM:
+            result[key] = value
+        elif key in _MAPS:
+            result[key] = {name: _cleaned(inner) for name, inner in value.items()}
+        elif value is not None:
+            result[key] = _cleaned(value)
+    return result
+
+
+def _is_type(value: Any) -> bool:
+    names = value if isinstance(value, list) else [value]
+    return bool(names) and all(isinstance(name, str) and name in _TYPES for name in names)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, list) and bool(value)
+
+
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
+def _is_map(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, Mapping | bool)
+
+
+def _is_pattern(value: Any) -> bool:
+    if not isinstance(value, str) or _UNSUPPORTED_PATTERN.search(value):
+        return False
+    try:
+        re.compile(value)
+    except (re.error, RecursionError, OverflowError):
+        return "\\p{" in value or "\\u" in value  # which other dialects know
+    return True
+
+
+_WELL_FORMED: dict[str, Callable[[Any], bool]] = {
+    "$schema": lambda value: False,  # a dialect that need not be known
+    "$id": lambda value: False,
+    "type": _is_type,
+    "required": _is_names,
+    "enum": _is_list,
+    "format": lambda value: isinstance(value, str),
+    "pattern": _is_pattern,
+    "$ref": lambda value: isinstance(value, str) and value.startswith("#"),
+    "additionalProperties": _is_schema,
+    **dict.fromkeys(_MAPS, _is_map),
+    **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), _is_list),
+    **dict.fromkeys(("minimum", "maximum", "multipleOf"), _is_number),
+    **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _is_number),
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems"), _is_count),
+    **dict.fromkeys(("minProperties", "maxProperties"), _is_count),
+}

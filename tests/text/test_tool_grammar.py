@@ -1,0 +1,160 @@
+"""Grammars of demanded calls: what they let through is a call of an allowed function."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from helpers.message_texts import write_calls
+
+from tinyserve.errors import RequestError
+from tinyserve.text.tool_formats import HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS, ToolFormat
+from tinyserve.text.tool_grammar import MAX_CALLS, calls_grammar
+from tinyserve.text.tool_use import Function
+
+llguidance = pytest.importorskip("llguidance")
+
+FORMATS = (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS)
+every_format = pytest.mark.parametrize("form", FORMATS, ids=lambda f: f"{f.name}{f.call[1][:6]}")
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+FUNCTIONS = [Function("get_weather", CITY), Function("now")]
+
+
+def accepts(grammar: str, text: str) -> bool:
+    """Whether the whole text is one that the grammar allows."""
+    tokens = llguidance.LLTokenizer("byte")
+    matcher = llguidance.LLMatcher(tokens, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    ids = tokens.tokenize_bytes(text.encode())
+    if matcher.validate_tokens(ids) != len(ids):
+        return False
+    matcher.consume_tokens(ids)
+    return bool(matcher.is_accepting())
+
+
+@every_format
+def test_calls_of_allowed_functions(form: ToolFormat) -> None:
+    grammar = calls_grammar(form, FUNCTIONS)
+    paris = ("get_weather", {"city": "Paris", "days": 3})
+    for written in ([paris], [("now", {})], [paris, ("now", {}), paris]):
+        assert accepts(grammar, write_calls(form, written))
+
+
+@every_format
+@pytest.mark.parametrize(
+    "call",
+    [
+        ("get_whether", {"city": "Paris"}),
+        ("get_weather", {}),
+        ("get_weather", {"city": 5}),
+        ("get_weather", {"city": "Paris", "more": 1}),
+        ("now", {"a": 1}),
+    ],
+)
+def test_other_calls_are_out(form: ToolFormat, call: tuple[str, dict[str, Any]]) -> None:
+    assert not accepts(calls_grammar(form, FUNCTIONS), write_calls(form, [call]))
+
+
+@every_format
+def test_the_number_of_calls_is_bounded(form: ToolFormat) -> None:
+    call = ("now", {})
+    grammar = calls_grammar(form, FUNCTIONS)
+    assert accepts(grammar, write_calls(form, [call] * MAX_CALLS))
+    assert not accepts(grammar, write_calls(form, [call] * (MAX_CALLS + 1)))
+    assert not accepts(grammar, "")
+    single = calls_grammar(form, FUNCTIONS, max_calls=1)
+    assert accepts(single, write_calls(form, [call]))
+    assert not accepts(single, write_calls(form, [call, call]))
+
+
+def test_thinking_may_come_first() -> None:
+    call = write_calls(HERMES, [("now", {})])
+    grammar = calls_grammar(HERMES, FUNCTIONS, may_think=True)
+    assert accepts(grammar, call)
+    assert accepts(grammar, f"<think>\nSo many < tools.\n</think>\n\n{call}")
+    assert not accepts(grammar, "<think>\nSo many tools.\n</think>\n\nnone")
+    assert not accepts(calls_grammar(HERMES, FUNCTIONS), f"<think></think>{call}")
+
+
+def test_special_tokens_are_named_by_id() -> None:
+    ids = {"[TOOL_CALLS]": 9, "[ARGS]": 32}
+    grammar = calls_grammar(MISTRAL_ARGS, FUNCTIONS, special_id=ids.get)
+    assert 'call_0: <[9]> "get_weather" <[32]> arguments_0' in grammar
+    hermes = calls_grammar(HERMES, FUNCTIONS, special_id={"<tool_call>": 5, "</tool_call>": 6}.get)
+    assert 'call_1: <[5]> "\\n{\\"name\\": \\"now\\", \\"arguments\\": "' in hermes
+    assert hermes.count("<[6]>") == len(FUNCTIONS)
+    thinks = calls_grammar(HERMES, FUNCTIONS, may_think=True, special_id={"</think>": 8}.get)
+    assert "thinking: /(?s:.*)/ <[8]>" in thinks
+    for grammar in (hermes, thinks):
+        assert not llguidance.LLMatcher.validate_grammar(grammar, None)
+
+
+ODD = (
+    {"type": "uint64", "format": "uint64"},
+    {"type": "number", "exclusiveMinimum": True, "minimum": "0"},
+    {"type": "string", "nullable": True, "enum": None},
+    {"type": "string", "enum": []},
+    {"type": "string", "pattern": "^(?=a)b$"},
+    {"type": "string", "pattern": r"\bword\b"},
+    {"type": "string", "pattern": "["},
+    {"type": "string", "minLength": "5", "maxLength": -1, "required": True},
+    {"type": "array", "items": [{"type": "string"}]},
+    {"type": "object", "properties": [], "additionalProperties": "false"},
+    {"$ref": "https://example.org/schema.json"},
+    {"anyOf": [], "description": None, "default": None},
+    {"properties": {"type": {"type": "string"}, "enum": {"const": None}}},
+    {"$ref": "#/$defs/A"},
+)
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_schemas_are_taken(odd: dict[str, Any]) -> None:
+    schema = {"type": ["object", "null"], "properties": {"a": odd}, "$defs": {"A": {}}}
+    grammar = calls_grammar(HERMES, [Function("f", schema)])
+    assert accepts(grammar, write_calls(HERMES, [("f", {})]))
+    assert not accepts(grammar, write_calls(HERMES, [("f", {})]).replace("{}", "[]"))
+
+
+@pytest.mark.parametrize(
+    "schema", [{}, {"properties": None, "required": None}, {"$schema": "x", "title": "X"}]
+)
+def test_schemas_that_say_nothing_mean_any_object(schema: dict[str, Any]) -> None:
+    grammar = calls_grammar(HERMES, [Function("f", schema)])
+    assert accepts(grammar, write_calls(HERMES, [("f", {"a": [1]})]))
+
+
+@pytest.mark.parametrize("odd", [{"type": "uint64"}, {"pattern": "^(?=a)b$", "type": "string"}])
+def test_strict_functions_are_taken_at_their_word(odd: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {"a": odd}}
+    grammar = calls_grammar(HERMES, [Function("f", schema, is_strict=True)])
+    assert llguidance.LLMatcher.validate_grammar(grammar, None)
+
+
+def test_a_schema_nested_beyond_reason_is_refused() -> None:
+    schema: dict[str, Any] = {"type": "object"}
+    for _ in range(5000):
+        schema = {"type": "object", "properties": {"a": schema}}
+    with pytest.raises(RequestError, match="nested") as caught:
+        calls_grammar(HERMES, [Function("f", schema)])
+    assert caught.value.param == "tools"
+
+
+def test_null_values_that_mean_something_stay() -> None:
+    schema = {"type": "object", "properties": {"a": {"enum": [None, 1]}}, "required": ["a"]}
+    grammar = calls_grammar(HERMES, [Function("f", schema)])
+    assert accepts(grammar, write_calls(HERMES, [("f", {"a": None})]))
+    assert not accepts(grammar, write_calls(HERMES, [("f", {"a": 2})]))
+
+
+def test_arguments_are_spaced_as_python_spaces_json() -> None:
+    grammar = calls_grammar(HERMES, FUNCTIONS)
+    text = write_calls(HERMES, [("get_weather", {"city": "Paris", "days": 3})])
+    assert accepts(grammar, text)
+    assert json.dumps({"city": "Paris", "days": 3}) in text
+    assert not accepts(grammar, text.replace(", ", ",\n"))
