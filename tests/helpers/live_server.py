@@ -107,14 +107,21 @@ def wait_for(condition: Callable[[], bool], timeout: float = 10.0) -> None:
 
 
 @contextlib.contextmanager
-def live(engine: Engine, *, check_idle: bool = True) -> Iterator[Live]:
-    """Serve `engine` on a free port until the block ends; then everything must be given back."""
+def live(
+    engine: Engine, *, check_idle: bool = True, send_buffer: int | None = None
+) -> Iterator[Live]:
+    """Serve `engine` on a free port until the block ends; then everything must be given back.
+
+    `send_buffer`: bytes that the kernel may hold of a connection's answers.
+    """
     app = create_app(engine)
     state: ServerState = app.state.tinyserve
     settings = web_settings(app, engine.config.server)
     settings.timeout_graceful_shutdown = 5
     server = GracefulServer(settings, state)
     listener = socket.socket()
+    if send_buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     listener.bind(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

@@ -50,13 +50,10 @@ class Mailbox:
         if isinstance(event, RequestOutput):
             if self._is_full:
                 return
-            self._size += estimated_bytes(event)
+            self._weigh(event)
         self._events.append(event)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-        if self.is_held and self._max_held is not None and self._size > self._max_held:
-            self._is_full = True
-            self._on_full()
 
     async def take(self) -> list[Event]:
         """All events since the last call; waits for the first."""
@@ -69,6 +66,12 @@ class Mailbox:
         events, self._events = self._events, []
         self._size = 0
         return events
+
+    def _weigh(self, output: RequestOutput) -> None:
+        self._size += estimated_bytes(output)
+        if self.is_held and self._max_held is not None and self._size > self._max_held:
+            self._is_full = True
+            self._on_full()
 
 
 def estimated_bytes(output: RequestOutput) -> int:
