@@ -122,3 +122,34 @@ def roofline(lines: Sequence[Point], path: str) -> None:
         axis.set_xticks([p["rows"] for p in line], [str(p["rows"]) for p in line])
     axes[0].legend(frameon=False, fontsize=8)
     save(drawn, path)
+
+
+def peers(result: Mapping[str, Any], path: str) -> None:
+    """Offline speeds of every engine by case, and served throughput and latency by load."""
+    panels = [name for name in ("offline", "served") if name in result]
+    columns = len(panels) + ("served" in panels)
+    drawn, axes = figure(columns, "The same weights on the same cores")
+    remaining = iter(axes)
+    if "offline" in panels:
+        _grouped(next(remaining), result["offline"]["medians"], "tokens per second, offline")
+    if "served" in panels:
+        loads = result["served"]
+        speeds = {c: {n: p["output_tok_s"] for n, p in r.items()} for c, r in loads.items()}
+        waits = {c: {n: p["ttft_s"]["p99"] for n, p in r.items()} for c, r in loads.items()}
+        _grouped(next(remaining), speeds, "output tokens per second, served")
+        _grouped(next(remaining), waits, "p99 time to first token, s")
+    axes[0].legend(frameon=False, fontsize=8)
+    save(drawn, path)
+
+
+def _grouped(axis: Any, cases: Mapping[str, Mapping[str, float]], label: str) -> None:
+    """Bars of every engine, side by side in each case."""
+    names = list(dict.fromkeys(name for case in cases.values() for name in case))
+    width = 0.8 / len(names)
+    for index, name in enumerate(names):
+        places = [p + index * width for p, case in enumerate(cases.values()) if name in case]
+        heights = [case[name] for case in cases.values() if name in case]
+        axis.bar(places, heights, width * 0.92, label=name, color=COLOURS[(index + 1) % 6])
+    middle = 0.4 - width / 2
+    axis.set_xticks([p + middle for p in range(len(cases))], list(cases), fontsize=8)
+    axis.set_ylabel(label)

@@ -1,0 +1,102 @@
+"""One offline case of an engine with a Python API, in that engine's own environment.
+
+    PYTHON peer_offline.py transformers MODEL --streams 8 --prompt 64 --new 64
+
+Imports nothing of tinyserve, so that it runs where only the peer is installed. Prints one line of
+JSON: {"tokens_per_second": ...}. Engines: transformers, vllm, openvino (a folder that
+optimum-intel exported).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("engine", choices=("transformers", "vllm", "openvino"))
+    parser.add_argument("model")
+    parser.add_argument("--streams", type=int, default=1, help="0 measures the prompt alone")
+    parser.add_argument("--prompt", type=int, default=64)
+    parser.add_argument("--new", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    run = {"transformers": transformers, "vllm": vllm, "openvino": openvino}[args.engine]
+    print(json.dumps({"tokens_per_second": run(args)}))
+
+
+def prompts(args: argparse.Namespace, new: int) -> list[list[int]]:
+    count = max(args.streams, 1)
+    return [
+        [100 + (s * 7919 + i * 31 + new) % 1000 for i in range(args.prompt)] for s in range(count)
+    ]
+
+
+def speed(args: argparse.Namespace, generate: Any) -> float:
+    """Decode speed from the difference of a long and a short run; prompt speed from a short one."""
+    generate(prompts(args, 7), 2)  # warm up
+    begin = time.perf_counter()
+    generate(prompts(args, 1), 1)
+    short = time.perf_counter() - begin
+    if not args.streams:
+        return args.prompt / short
+    begin = time.perf_counter()
+    generate(prompts(args, 2), args.new)
+    return args.streams * (args.new - 1) / (time.perf_counter() - begin - short)
+
+
+def transformers(args: argparse.Namespace) -> float:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(args.threads)
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+
+    def generate(ids: list[list[int]], new: int) -> None:
+        with torch.inference_mode():
+            model.generate(
+                torch.tensor(ids), do_sample=False, min_new_tokens=new, max_new_tokens=new
+            )
+
+    return speed(args, generate)
+
+
+def vllm(args: argparse.Namespace) -> float:
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(args.model, dtype="float32", max_model_len=2048, enable_prefix_caching=False)
+
+    def generate(ids: list[list[int]], new: int) -> None:
+        params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
+        llm.generate([{"prompt_token_ids": one} for one in ids], params, use_tqdm=False)
+
+    return speed(args, generate)
+
+
+def openvino(args: argparse.Namespace) -> float:
+    import numpy
+    import openvino as ov
+    import openvino_genai as genai
+
+    scheduler = genai.SchedulerConfig()
+    scheduler.enable_prefix_caching = False
+    pipe = genai.ContinuousBatchingPipeline(
+        args.model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": args.threads}
+    )
+
+    def generate(ids: list[list[int]], new: int) -> None:
+        config = genai.GenerationConfig()
+        config.max_new_tokens = config.min_new_tokens = new
+        config.do_sample = False
+        config.apply_chat_template = False
+        tensors = [ov.Tensor(numpy.array([one], numpy.int64)) for one in ids]
+        pipe.generate(tensors, [config] * len(ids))
+
+    return speed(args, generate)
+
+
+if __name__ == "__main__":
+    main()

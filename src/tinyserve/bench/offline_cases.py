@@ -1,0 +1,43 @@
+"""The engine alone, without HTTP: decoding so many streams, and one prompt."""
+
+from __future__ import annotations
+
+import time
+
+from tinyserve.engine.core import EngineCore
+from tinyserve.engine.request import EngineRequest
+from tinyserve.engine.sampling import SamplingParams
+
+
+def decode(core: EngineCore, streams: int, prompt: int, new: int, seed: int = 0) -> float:
+    """Tokens per second over all streams, once every prompt is computed."""
+    params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
+    for i in range(streams):
+        ids = token_ids(prompt, seed + i)
+        core.add_request(EngineRequest(request_id=str(i), prompt_token_ids=ids, params=params))
+    produced = dict.fromkeys(range(streams), 0)
+    while not all(produced.values()):
+        for output in core.step():
+            produced[int(output.request_id)] += len(output.new_token_ids)
+    before = sum(produced.values())
+    begin = time.perf_counter()
+    total = before
+    while core.has_work():
+        total += sum(len(output.new_token_ids) for output in core.step())
+    return (total - before) / (time.perf_counter() - begin)
+
+
+def prefill(core: EngineCore, length: int, seed: int = 0) -> float:
+    """Prompt tokens per second of one prompt, its first token included."""
+    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+    ids = token_ids(length, seed)
+    core.add_request(EngineRequest(request_id="p", prompt_token_ids=ids, params=params))
+    begin = time.perf_counter()
+    while core.has_work():
+        core.step()
+    return length / (time.perf_counter() - begin)
+
+
+def token_ids(count: int, seed: int) -> list[int]:
+    """Ordinary tokens of any vocabulary with more than 1,100."""
+    return [100 + (seed * 7919 + i * 31) % 1000 for i in range(count)]

@@ -1,0 +1,133 @@
+"""The peers that are compared with: how each is run offline and as a server.
+
+A peer is asked for two things: the speed of one offline case, by running its own benchmark in a
+process of its own, and a command that serves the model on a port. What is not installed is not
+asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+SCRIPT = Path("benchmarks/peer_offline.py")  # from the root of a checkout
+
+
+@dataclass(frozen=True)
+class Case:
+    """One offline case: `streams` that decode at once, or with 0 one prompt of `prompt` tokens."""
+
+    streams: int
+    prompt: int
+    new: int
+
+    @property
+    def name(self) -> str:
+        return f"decode {self.streams}" if self.streams else f"prefill {self.prompt}"
+
+
+class Peer(Protocol):
+    """Another engine on the same weights."""
+
+    @property
+    def name(self) -> str: ...
+
+    def offline(self, case: Case) -> float | None:
+        """Tokens per second of a case; None where it has no such benchmark."""
+        ...
+
+    def serve(self, port: int, seats: int, context: int) -> list[str] | None:
+        """The command that serves the model; None where it has no server."""
+        ...
+
+
+@dataclass(frozen=True)
+class LlamaCpp:
+    """llama.cpp, or ik_llama.cpp, whose programs have the same names and options."""
+
+    name: str
+    folder: Path
+    model: Path
+    threads: int
+
+    def offline(self, case: Case) -> float | None:
+        if not case.streams:
+            found = json.loads(
+                self._run("llama-bench", "-r", "1", "-p", case.prompt, "-n", "0", "-o", "json")
+            )
+            return float(found[0]["avg_ts"])
+        context = (case.prompt + case.new) * case.streams + 256
+        printed = self._run(
+            *("llama-batched-bench", "-c", context, "-b", "2048", "-ub", "512"),
+            *("-npp", case.prompt, "-ntg", case.new, "-npl", case.streams),
+        )
+        rows = [line for line in printed.splitlines() if re.match(r"\|\s*\d", line)]
+        return float(rows[-1].split("|")[8])  # S_TG: decoded tokens per second
+
+    def serve(self, port: int, seats: int, context: int) -> list[str] | None:
+        return [
+            *(str(self.folder / "llama-server"), "-m", str(self.model), "--port", str(port)),
+            *("-np", str(seats), "-c", str(seats * context), "-kvu"),
+            *("-t", str(self.threads), "-tb", str(self.threads)),
+        ]
+
+    def _run(self, program: str, *options: object) -> str:
+        command = [str(self.folder / program), "-m", str(self.model), "-t", str(self.threads)]
+        command += [str(option) for option in options]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+@dataclass(frozen=True)
+class PythonPeer:
+    """An engine with a Python API, run by `benchmarks/peer_offline.py` in its own environment."""
+
+    name: str
+    python: Path
+    engine: str  # as peer_offline.py calls it
+    model: Path
+    threads: int
+    server: str = ""  # command template with {port}, {model}, {seats}, {context}
+
+    def offline(self, case: Case) -> float | None:
+        command = [
+            *(str(self.python), str(SCRIPT), self.engine, str(self.model)),
+            *("--streams", case.streams, "--prompt", case.prompt, "--new", case.new),
+            *("--threads", self.threads),
+        ]
+        printed = subprocess.run(
+            [str(part) for part in command], check=True, capture_output=True, text=True
+        ).stdout
+        return float(json.loads(printed.splitlines()[-1])["tokens_per_second"])
+
+    def serve(self, port: int, seats: int, context: int) -> list[str] | None:
+        if not self.server:
+            return None
+        filled = self.server.format(port=port, model=self.model, seats=seats, context=context)
+        return shlex.split(filled)
+
+
+@dataclass(frozen=True)
+class Tinyserve:
+    """This engine, served by its own command. Offline it is measured in the process itself."""
+
+    model: str
+    quantization: str | None
+    threads: int
+    name: str = "tinyserve"
+
+    def offline(self, case: Case) -> float | None:
+        return None
+
+    def serve(self, port: int, seats: int, context: int) -> list[str] | None:
+        command = [
+            *(sys.executable, "-m", "tinyserve", "serve", "--model", self.model),
+            *("--port", str(port), "--max-num-seqs", str(seats), "--max-model-len", str(context)),
+            *("--threads", str(self.threads), "--log-level", "warning"),
+        ]
+        return command + (["--quantization", self.quantization] if self.quantization else [])
