@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 KEPT = (
     "TINYSERVE_REAL_MODEL",
     "TINYSERVE_REQUIRE_REFERENCE",
+    "TINYSERVE_REQUIRE_BROWSER",
     "TINYSERVE_BACKEND",
     "TINYSERVE_CACHE",
 )

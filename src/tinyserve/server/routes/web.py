@@ -35,7 +35,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-cache",  # kept, but asked for again with its ETag: an upgrade shows at once
+    "Cache-Control": "no-cache",  # kept, but checked by its ETag: an upgrade shows at once
 }
 
 

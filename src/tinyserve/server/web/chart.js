@@ -1,22 +1,23 @@
-// Lines over the last minutes, as SVG, so that the style sheet colours them. Knows numbers and times, not what they mean.
+// Lines over the last minutes, as SVG, so that the style sheet colours them. Knows numbers and times, not their meaning.
 
 import { element, setText } from "./dom.js";
 
 const SPACE = "http://www.w3.org/2000/svg";
-const MARGIN = { top: 8, right: 8, bottom: 20, left: 44 };
-const HEIGHT = 150;
-export const WINDOW = 300; // seconds shown
+const MARGIN = { top: 8, right: 8, bottom: 20, left: 52 };
+const HEIGHT = 160;
+export const WINDOW = 300; // seconds shown at most
+const SPANS = [60, 120, WINDOW]; // the shortest that holds all there is
 const GAP = 12; // seconds without a sample that break a line
 
 export class LineChart {
   // series: names, drawn in the order of the style sheet's colours. format(value): in words. top: a fixed highest value.
   constructor(root, { title, series, format, top = null }) {
-    Object.assign(this, { root, series, format, top, points: [], now: 0, cursor: null });
+    Object.assign(this, { root, series, format, top, points: [], now: 0, span: SPANS[0], cursor: null });
     this.values = series.map(() => element("b", { textContent: "–" }));
-    const legend = series.map((name, i) => element("span", { className: `key line-${i}` }, element("i"), `${name} `, this.values[i]));
+    const key = (name, i) => element("span", { className: `key line-${i}` }, element("i"), `${name} `, this.values[i]);
     this.svg = svg("svg", { tabindex: 0, role: "img", height: HEIGHT });
     this.tip = element("div", { className: "tip", hidden: true });
-    root.append(element("figcaption", {}, element("span", { className: "title", textContent: title }), ...legend));
+    root.append(element("figcaption", {}, element("span", { className: "title", textContent: title }), ...series.map(key)));
     root.append(element("div", { className: "plot" }, this.svg, this.tip));
     this.title = title;
     this.#listen();
@@ -30,7 +31,8 @@ export class LineChart {
     const last = this.points.at(-1)?.values ?? [];
     this.values.forEach((node, i) => setText(node, this.format(last[i])));
     const summary = this.series.map((name, i) => `${name} ${this.format(last[i])}`).join(", ");
-    this.svg.setAttribute("aria-label", `${this.title}, last five minutes. Now: ${summary}`);
+    this.span = SPANS.find((span) => span >= now - (this.points[0]?.t ?? now)) ?? WINDOW;
+    this.svg.setAttribute("aria-label", `${this.title} over the last ${this.span / 60} min. Now: ${summary}`);
     this.draw();
   }
 
@@ -41,7 +43,7 @@ export class LineChart {
     const ticks = this.top === null ? niceTicks(highest) : [0, this.top / 2, this.top];
     const right = width - MARGIN.right;
     const bottom = HEIGHT - MARGIN.bottom;
-    this.x = (t) => MARGIN.left + ((t - this.now + WINDOW) / WINDOW) * (right - MARGIN.left);
+    this.x = (t) => MARGIN.left + ((t - this.now) / this.span + 1) * (right - MARGIN.left);
     this.y = (value) => bottom - (value / ticks.at(-1)) * (bottom - MARGIN.top);
     this.svg.setAttribute("width", width);
     this.svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
@@ -58,10 +60,12 @@ export class LineChart {
   }
 
   #times() {
-    return [5, 4, 3, 2, 1, 0].map((minutes) => {
-      const anchor = minutes === 0 ? "end" : "middle";
-      const label = svg("text", { x: this.x(this.now - minutes * 60), y: HEIGHT - 4, "text-anchor": anchor });
-      label.textContent = minutes ? `−${minutes} min` : "now";
+    const step = this.span > 120 ? 60 : this.span / 4; // seconds
+    return Array.from({ length: this.span / step + 1 }, (_, i) => {
+      const ago = i * step;
+      const anchor = ago === 0 ? "end" : "middle";
+      const label = svg("text", { x: this.x(this.now - ago), y: HEIGHT - 4, "text-anchor": anchor });
+      label.textContent = ago === 0 ? "now" : ago % 60 ? `−${ago} s` : `−${ago / 60} min`;
       return label;
     });
   }
@@ -125,9 +129,8 @@ export class LineChart {
     const room = this.svg.clientWidth - this.tip.offsetWidth;
     this.tip.style.left = `${Math.max(0, Math.min(room, x - this.tip.offsetWidth / 2))}px`;
     this.tip.style.top = `${-this.tip.offsetHeight}px`;
-    const dots = point.values.map((value, i) =>
-      value === null || value === undefined ? "" : svg("circle", { cx: x, cy: this.y(value), r: 3, class: `dot line-${i}` }),
-    );
+    const dot = (value, i) => svg("circle", { cx: x, cy: this.y(value), r: 3, class: `dot line-${i}` });
+    const dots = point.values.map((value, i) => (value === null || value === undefined ? "" : dot(value, i)));
     return [svg("line", { x1: x, x2: x, y1: MARGIN.top, y2: HEIGHT - MARGIN.bottom, class: "cross" }), ...dots];
   }
 }

@@ -16,11 +16,19 @@ const RATE_SPAN = 2; // seconds over which rates are averaged
 // [label, value(state, rates), note(state)]
 const TILES = [
   ["Running", ({ queue }) => count(queue.running), ({ settings }) => `of ${count(settings.max_num_seqs)} seats`],
-  ["Waiting", ({ queue }) => count(queue.waiting + queue.depth), ({ queue }) => `${count(queue.depth)} before the engine`],
-  ["Swapped", ({ queue }) => count(queue.swapped), ({ blocks }) => `${count(blocks.swap_used)} of ${count(blocks.swap_total)} blocks`],
+  ["Waiting", ({ queue }) => count(queue.waiting + queue.depth), ({ queue }) => `${count(queue.depth)} in the queue`],
+  [
+    "Swapped",
+    ({ queue }) => count(queue.swapped),
+    ({ blocks }) => `${count(blocks.swap_used)} of ${count(blocks.swap_total)} blocks`,
+  ],
   ["Generation", (_, rates) => rate(rates.generation), () => "tokens per second"],
   ["Prompt", (_, rates) => rate(rates.prompt), () => "tokens per second"],
-  ["Prefix hits", ({ counters: c }) => percent(c.prefix_hit_tokens, c.prefix_query_tokens), ({ counters: c }) => `${count(c.prefix_hit_tokens)} tokens`],
+  [
+    "Prefix hits",
+    ({ counters: c }) => percent(c.prefix_hit_tokens, c.prefix_query_tokens),
+    ({ counters: c }) => `${count(c.prefix_hit_tokens)} tokens`,
+  ],
   [
     "Preemptions",
     ({ counters: c }) => count(c.preemptions_swap + c.preemptions_recompute),
@@ -141,7 +149,7 @@ function tile(label) {
 function charts() {
   const perSecond = (value, isTick) => (isTick ? compact(value) : `${rate(value)} tok/s`);
   const latency = (value, isTick) => (isTick && value === 0 ? "0" : duration(value));
-  const share = (value) => (value === null || value === undefined ? "–" : `${value < 10 ? +value.toFixed(1) : Math.round(value)}%`);
+  const share = (value) => percent(value, 100);
   const make = (id, pick, options) => ({ pick, chart: new LineChart(byId(id), options) });
   return [
     make("chart-throughput", (s) => [s.generation, s.prompt], {
@@ -182,8 +190,10 @@ function facts({ settings, kernels, threads, version, fingerprint, uptime_s: upt
     `KV in ${settings.kv_cache_dtype}`,
     `${count(settings.max_num_batched_tokens)} tokens a step`,
     `context ${count(settings.max_model_len)}`,
-    ...(counters.draft_tokens ? [`${percent(counters.accepted_tokens, counters.draft_tokens)} of drafts accepted`] : []),
-    ...(ends.length ? [`ended: ${ends.map(([reason, number]) => `${count(number)} ${reason}`).join(", ")}`] : []),
+    counters.draft_tokens > 0 && `${percent(counters.accepted_tokens, counters.draft_tokens)} of drafts accepted`,
+    ends.length > 0 && `ended: ${ends.map(([reason, number]) => `${count(number)} ${reason}`).join(", ")}`,
     fingerprint,
-  ].join(" · ");
+  ]
+    .filter(Boolean)
+    .join(" · ");
 }

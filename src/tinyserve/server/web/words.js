@@ -25,9 +25,9 @@ export function rate(value) {
 }
 
 export function percent(part, whole) {
-  if (!whole) return DASH;
+  if (!whole || part === null || part === undefined) return DASH;
   const value = (100 * part) / whole;
-  return value > 0 && value < 10 ? `${value.toFixed(1)}%` : `${Math.round(value)}%`;
+  return `${value < 10 ? +value.toFixed(1) : Math.round(value)}%`;
 }
 
 export function plural(number, one, many = `${one}s`) {
