@@ -39,5 +39,5 @@ def prefill(core: EngineCore, length: int, seed: int = 0) -> float:
 
 
 def token_ids(count: int, seed: int) -> list[int]:
-    """Ordinary tokens of any vocabulary with more than 1,100."""
-    return [100 + (seed * 7919 + i * 31) % 1000 for i in range(count)]
+    """Ordinary tokens of any vocabulary of 512 or more."""
+    return [100 + (seed * 7919 + i * 31) % 400 for i in range(count)]
