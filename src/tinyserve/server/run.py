@@ -93,6 +93,8 @@ def web_settings(app: App, config: ServerConfig) -> uvicorn.Config:
         ssl_ca_certs=config.ssl_ca_certs,
         ssl_cert_reqs=CERT_REQS[config.ssl_cert_reqs],
     )
+    if config.access_log:  # whose lines are INFO, below the level of uvicorn's others
+        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     try:
         settings.load()
     except OSError as error:  # ssl.SSLError is one
