@@ -43,6 +43,12 @@ HOMES = {
     "uvicorn": ("server/",),
     "prometheus_client": ("server/",),
     "matplotlib": ("bench/",),
+    "llguidance": (
+        "text/grammar.py",
+        "text/grammar_matcher.py",
+        "text/grammar_source.py",
+        "text/grammar_tokens.py",
+    ),
     "triton": ("kernels/",),
     "torch": (),
     "transformers": (),
@@ -51,7 +57,8 @@ HOMES = {
 # The scheduler, the KV bookkeeping and the proposers decide with ids and ints alone.
 NO_ARRAYS = ("kv/", "engine/scheduler.py", "engine/policies.py", "engine/sequence.py", "spec/")
 ARRAY_LIBRARIES = ("numpy", "torch", "tinyserve.kernels")
-ARRAYS_ALLOWED = ("kv/pool.py",)  # the physical slabs themselves
+# The physical slabs themselves; probabilities over the vocabulary.
+ARRAYS_ALLOWED = ("kv/pool.py", "spec/verify.py")
 
 
 def name_of(path: Path) -> str:

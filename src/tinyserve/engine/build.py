@@ -28,7 +28,7 @@ from tinyserve.engine.memory import available_memory, total_memory
 from tinyserve.engine.plan import Runner
 from tinyserve.engine.request import Pooling
 from tinyserve.engine.runner import ModelRunner
-from tinyserve.engine.speculation import make_drafter
+from tinyserve.engine.speculation import make_draw, make_drafter
 from tinyserve.errors import ConfigError
 from tinyserve.kernels.ops import NUMERICS_VERSION
 from tinyserve.kv.manager import KVManager
@@ -38,6 +38,7 @@ from tinyserve.models.checkpoint import Checkpoint, Progress, load_checkpoint
 from tinyserve.models.config import ModelConfig
 from tinyserve.models.weights import resolve_kv_dtype
 from tinyserve.spec.drafter import Drafter
+from tinyserve.text.grammar import GrammarCompiler
 from tinyserve.text.message_format import MessageFormat
 from tinyserve.text.template import read_chat_template
 from tinyserve.text.tokenizer import Tokenizer
@@ -103,6 +104,7 @@ def assemble(
         eos_token_ids=checkpoint.eos_token_ids,
         vocab_size=vocab_size,
         drafter=drafter,
+        draw=make_draw(config.spec),
     )
     limits = ModelLimits(
         vocab_size,
@@ -121,6 +123,7 @@ def assemble(
         intake=Intake(
             tokenizer,
             limits,
+            GrammarCompiler(tokenizer, vocab_size, checkpoint.eos_token_ids),
             defaults,
             resolve_pooling(config.model, checkpoint),
             config.model.default_chat_template_kwargs or {},

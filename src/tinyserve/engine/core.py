@@ -13,8 +13,9 @@ from typing import Any
 
 from tinyserve.config import SchedulerConfig
 from tinyserve.engine.admission import Limits, settle
-from tinyserve.engine.draws import add_rows, read_positions, take_token
+from tinyserve.engine.draws import add_rows, confirmed, read_positions, take_token
 from tinyserve.engine.plan import Runner
+from tinyserve.engine.rejection import DrawRows, draw_coupled
 from tinyserve.engine.request import EngineRequest, EngineStats, FinishReason, RequestOutput
 from tinyserve.engine.sampling import SampledToken, SampleRow
 from tinyserve.engine.scheduler import Scheduler
@@ -42,12 +43,14 @@ class EngineCore:
         eos_token_ids: tuple[int, ...] = (),
         vocab_size: int | None = None,
         drafter: Drafter | None = None,
+        draw: DrawRows = draw_coupled,
     ) -> None:
         self.runner = runner
         self._kv = kv
         self._limits = Limits(config.max_model_len, tuple(eos_token_ids), vocab_size)
         self._scheduler = Scheduler(config, kv, drafter=drafter)
         self._drafter = drafter
+        self._draw = draw
         self._outcomes: list[Outcome] = []  # of this step's decodes, while somebody drafts
         self._num_accepted_per_position = [0] * (drafter.max_drafts if drafter is not None else 0)
         self._jobs: dict[str, Job] = {}
@@ -66,8 +69,7 @@ class EngineCore:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
         job = settle(request, self._limits, self._kv)
         for choice in range(request.params.n):
-            text = request.text() if request.text is not None else None
-            job.sequences.append(Sequence(self._next_seq_id + choice, job, choice, text))
+            job.sequences.append(Sequence(self._next_seq_id + choice, job, choice))
         self._next_seq_id += request.params.n
         if job.max_len == len(job.prompt_ids) and not job.wanted_positions:
             self._ready += self._ends(job)
@@ -100,7 +102,7 @@ class EngineCore:
         planned = monotonic()
         logits = self.runner.run(step.plan)
         ran = monotonic()
-        sampled = logits.sample(rows) if rows else []
+        sampled = self._draw(logits, rows) if rows else []
         drawn = monotonic()
         begin = 0
         for work, end in zip(step.work, ends, strict=True):
@@ -174,9 +176,11 @@ class EngineCore:
         seq, job = work.seq, work.seq.job
         if seq.status is Status.FINISHED:  # failed with another choice in this step
             return []
-        for token in sampled:
-            if token.is_nan:
-                return self._fail(job)
+        if work.drafts:
+            sampled = confirmed(sampled, work.drafts)
+        fault = job.fault or self._fault_in(job, sampled)
+        if fault is not None:
+            return self._fail(job, fault)
         end = work.chunk.start + len(work.chunk.token_ids) - len(work.drafts)
         is_complete = end == len(seq.token_ids)
         if is_complete and job.has_forked:
@@ -211,12 +215,10 @@ class EngineCore:
         return outputs
 
     def _take(self, seq: Sequence, drawn: list[SampledToken], drafts: list[int]) -> RequestOutput:
-        """Append drawn tokens while the drafts before them were right, or until one ends it."""
+        """Append drawn tokens until one ends the choice."""
         output = self._output(seq)
         logprobs: list[SampledToken] = []
-        for index, token in enumerate(drawn):
-            if index and drafts[index - 1] != drawn[index - 1].token_id:
-                break
+        for token in drawn:
             effect = take_token(seq, token.token_id)
             output.new_token_ids.append(token.token_id)
             output.new_text += effect.text
@@ -228,13 +230,15 @@ class EngineCore:
         if seq.job.params.logprobs is not None:
             output.logprobs = logprobs
         self._num_generation_tokens += len(logprobs)
-        num_accepted = len(logprobs) - 1
         if self._drafter is not None:
-            self._outcomes.append(Outcome(seq.seq_id, len(drafts), num_accepted))
-            for index in range(num_accepted):
-                self._num_accepted_per_position[index] += 1
-        self._num_accepted_tokens += num_accepted
+            self._count_drafts(Outcome(seq.seq_id, len(drafts), len(logprobs) - 1))
         return output
+
+    def _count_drafts(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        self._num_accepted_tokens += outcome.num_accepted
+        for index in range(outcome.num_accepted):
+            self._num_accepted_per_position[index] += 1
 
     def _computed(self, seq: Sequence, num_computed: int) -> None:
         """The KV of so many tokens is written and verified: full blocks may be shared."""
@@ -265,12 +269,23 @@ class EngineCore:
             job.reader.deliver(outputs[0])
         return outputs
 
-    def _fail(self, job: Job) -> list[RequestOutput]:
-        """End every choice of a job whose logits are not numbers."""
-        self._num_corrupted += 1
-        error = TinyServeError(
-            f"request {job.request.request_id!r}: the model's logits are not numbers (NaN)"
-        )
+    def _fault_in(self, job: Job, sampled: list[SampledToken]) -> Exception | None:
+        """Why a request cannot go on after these draws."""
+        for token in sampled:
+            if token.is_nan:
+                self._num_corrupted += 1
+                return TinyServeError(
+                    f"request {job.request.request_id!r}: the model's logits are not numbers (NaN)"
+                )
+            if token.is_blocked:
+                return RequestError(
+                    "no token may come next: the request's grammar, allowed_token_ids, bad_words, "
+                    "logit_bias and min_tokens together rule out every one"
+                )
+        return None
+
+    def _fail(self, job: Job, error: Exception) -> list[RequestOutput]:
+        """End every choice of a job."""
         outputs = []
         for seq in [seq for seq in job.sequences if seq.status is not Status.FINISHED]:
             output = self._end(seq, "error")

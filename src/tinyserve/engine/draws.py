@@ -2,18 +2,25 @@
 
 Owns everything that a draw depends on besides its logits, so that it is the same whatever shares
 the batch and however often the sequence was preempted: the absolute position, seed and choice that
-key its random number, the tokens before it, and the tokens banned for it. Owns the rules that end a
-choice, one code path for one token a step or several.
+key its random number, the tokens before it, the grammar's mask, and the tokens banned for it. Owns
+the rules that end a choice, one code path for one token a step or several.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tinyserve.engine.request import FinishReason
-from tinyserve.engine.sampling import SampleRow
+from tinyserve.engine.sampling import SampledToken, SampleRow
 from tinyserve.engine.sequence import Job, Sequence
 from tinyserve.engine.work import Work
+from tinyserve.errors import RequestError
+from tinyserve.spec.verify import num_confirmed
+
+Mask = NDArray[np.uint32]
 
 
 def add_rows(rows: list[SampleRow], work: Work, first_row: int) -> None:
@@ -33,12 +40,14 @@ def add_rows(rows: list[SampleRow], work: Work, first_row: int) -> None:
         return
     if not job.has_forked:
         for choice in job.sequences:
-            rows.append(_draw_row(choice, [], end - 1 + to_row))
+            rows += _draw_rows(choice, [], end - 1 + to_row)
         return
-    first_row = end - 1 - len(work.drafts) + to_row
-    rows.append(_draw_row(seq, [], first_row))
-    for count in range(1, len(work.drafts) + 1):  # as if the drafts before it were right
-        rows.append(_draw_row(seq, work.drafts[:count], first_row + count))
+    drawn = _draw_rows(seq, work.drafts, end - 1 - len(work.drafts) + to_row)
+    for row, draft in zip(drawn, work.drafts, strict=False):  # the last row has none
+        row.draft = draft
+    for row, probs in zip(drawn, work.draft.probs, strict=False):
+        row.draft_probs = probs
+    rows += drawn
 
 
 def read_positions(work: Work) -> range:
@@ -48,7 +57,27 @@ def read_positions(work: Work) -> range:
     return range(wanted.start, min(end, wanted.stop))
 
 
-def _draw_row(seq: Sequence, drafts: list[int], row: int) -> SampleRow:
+def _draw_rows(seq: Sequence, drafts: list[int], first_row: int) -> list[SampleRow]:
+    """The row of the next token, and one after each draft as if those before it were right.
+
+    None after a draft that the grammar rules out: it will not be drawn. A grammar that cannot go on
+    is the job's fault, and nothing is drawn.
+    """
+    if seq.grammar is None:
+        counts = range(len(drafts) + 1)
+        return [draw_row(seq, drafts[:count], first_row + count) for count in counts]
+    try:
+        masks = seq.grammar.masks(drafts)
+    except RequestError as error:
+        seq.job.fault = error
+        return []
+    return [
+        draw_row(seq, drafts[:count], first_row + count, mask) for count, mask in enumerate(masks)
+    ]
+
+
+def draw_row(seq: Sequence, drafts: list[int], row: int, mask: Mask | None = None) -> SampleRow:
+    """The row of the token after the sequence's tokens and `drafts`."""
     job = seq.job
     params = job.request.params
     output_ids = [*seq.output_ids, *drafts] if drafts else seq.output_ids
@@ -60,19 +89,54 @@ def _draw_row(seq: Sequence, drafts: list[int], row: int) -> SampleRow:
         position=len(seq.token_ids) + len(drafts),
         prompt_ids=job.prompt_ids,
         output_ids=output_ids,
-        banned_ids=_banned_ids(job, output_ids) if job.has_bans else (),
+        banned_ids=_banned_ids(job, output_ids, mask),
+        mask=mask,
         num_logprobs=params.logprobs,
     )
 
 
-def _banned_ids(job: Job, output_ids: list[int]) -> tuple[int, ...]:
-    """What may not be drawn after `output_ids`: an early end, and the last token of a bad word."""
-    banned = job.min_banned if len(output_ids) < job.params.min_tokens else ()
+def _banned_ids(job: Job, output_ids: list[int], mask: Mask | None) -> tuple[int, ...]:
+    """What may not be drawn after `output_ids`: an early end, and the last token of a bad word.
+
+    An early end may be, where the grammar lets nothing else follow.
+    """
+    banned = _early_ends(job, len(output_ids))
+    if banned and mask is not None and not _has_other(mask, banned):
+        banned = ()
     for word in job.request.bad_words_ids:
         prefix = len(word) - 1
         if prefix == 0 or (prefix > 0 and tuple(output_ids[-prefix:]) == word[:-1]):
             banned = (*banned, word[-1])
     return banned
+
+
+def _early_ends(job: Job, num_outputs: int) -> tuple[int, ...]:
+    """What would end a choice too early: all that stops it under min_tokens, EOS under ignore_eos.
+
+    Without a grammar, ignore_eos leaves EOS an ordinary token instead, which ends nothing.
+    """
+    if num_outputs < job.params.min_tokens:
+        return job.min_banned
+    return tuple(job.eos_ids) if job.params.ignore_eos else ()
+
+
+def _has_other(mask: Mask, ids: tuple[int, ...]) -> bool:
+    """Whether `mask` allows any token besides `ids`."""
+    rest = mask.copy()
+    for token_id in ids:
+        rest[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)
+    return bool(rest.any())
+
+
+def confirmed(drawn: list[SampledToken], drafts: list[int]) -> list[SampledToken]:
+    """The draws that stand: those up to and including the first that is not the draft there.
+
+    A fault after an accepted draft does not count yet: the tokens before it may end the choice, and
+    if they do not, the next step meets it again.
+    """
+    count = num_confirmed([token.token_id for token in drawn], drafts)
+    faults = (i for i in range(1, count) if drawn[i].is_nan or drawn[i].is_blocked)
+    return drawn[: next(faults, count)]
 
 
 class Effect(NamedTuple):
@@ -90,6 +154,8 @@ def take_token(seq: Sequence, token_id: int) -> Effect:
     """
     job, text = seq.job, seq.text
     seq.append(token_id)
+    if seq.grammar is not None:
+        seq.grammar.take(token_id)
     if token_id in job.stop_ids:
         reason = None if token_id in job.eos_ids else token_id
         shown = ""

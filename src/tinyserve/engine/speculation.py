@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tinyserve.config import SpecConfig
+from tinyserve.engine.rejection import DrawRows, draw_by_rejection, draw_coupled
 from tinyserve.spec.drafter import Drafter
 from tinyserve.spec.ngram import NgramProposer
 from tinyserve.spec.proposer import Proposer
@@ -16,6 +17,12 @@ def make_drafter(spec: SpecConfig) -> Drafter | None:
     if not spec.enabled:
         return None
     return Drafter(make_proposer(spec))
+
+
+def make_draw(spec: SpecConfig) -> DrawRows:
+    """How the engine draws its tokens."""
+    is_rejection = spec.enabled and spec.verification == "rejection"
+    return draw_by_rejection if is_rejection else draw_coupled
 
 
 def make_proposer(spec: SpecConfig) -> Proposer[Any]:
