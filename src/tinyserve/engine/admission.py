@@ -42,7 +42,9 @@ def settle(request: EngineRequest, limits: Limits, kv: KVManager) -> Job:
     if limits.vocab_size is not None:
         params.check_vocab(limits.vocab_size)
         _check_prompt_ids(prompt_ids, limits.vocab_size)
-    eos_ids = frozenset(() if params.ignore_eos else limits.eos_token_ids)
+    # A grammar ends at an EOS; ignore_eos then puts it off, as long as anything else may follow.
+    is_endless = params.ignore_eos and request.grammar is None
+    eos_ids = frozenset(() if is_endless else limits.eos_token_ids)
     stop_ids = eos_ids.union(params.stop_token_ids)
     return Job(
         request=request,

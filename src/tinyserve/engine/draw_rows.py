@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tinyserve.engine.sampling import SampledToken, SampleRow, SamplingParams
-from tinyserve.kernels.ops import I32, Draw, Drawn
+from tinyserve.kernels.ops import ALL_MASKED, I32, Draw, Drawn
 
 
 def draw_of(row: SampleRow, logits_row: int) -> Draw:
@@ -44,7 +44,8 @@ def draw_of(row: SampleRow, logits_row: int) -> Draw:
 def sampled_of(drawn: Drawn) -> SampledToken:
     """The kernel's result as the engine reads it."""
     if drawn.failure:
-        return SampledToken(drawn.token_id, is_nan=True)
+        is_blocked = drawn.failure == ALL_MASKED
+        return SampledToken(drawn.token_id, is_nan=not is_blocked, is_blocked=is_blocked)
     if drawn.rank == 0:
         return SampledToken(drawn.token_id, probs=drawn.probs)
     top = list(zip(drawn.top_ids, drawn.top_logprobs, strict=True))

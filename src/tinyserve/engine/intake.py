@@ -16,6 +16,8 @@ from tinyserve.engine.request import EngineRequest, Pooling
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.engine.text_output import text_factory
 from tinyserve.errors import ContextLengthError, RequestError
+from tinyserve.text.grammar import Grammar, GrammarCompiler
+from tinyserve.text.grammar_spec import spec_of_options
 from tinyserve.text.message_format import MessageFormat
 from tinyserve.text.template import ChatTemplate
 from tinyserve.text.tokenizer import Tokenizer
@@ -42,13 +44,15 @@ class ModelLimits:
 
 @dataclass(frozen=True)
 class Intake:
-    """Makes engine requests for one model. `sampling_defaults` fill fields a request left out;
+    """Makes engine requests for one model. `grammars` compiles for it. `sampling_defaults` fill
+    fields a request left out;
     `pooling` makes the embeddings of requests that name none. `template_kwargs` are the operator's
     variables of the chat template; `message_format` is how the model writes its answers.
     """
 
     tokenizer: Tokenizer
     limits: ModelLimits
+    grammars: GrammarCompiler
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     pooling: Pooling = "last"
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -116,23 +120,33 @@ class Intake:
         params: SamplingParams,
         *,
         visible_ids: frozenset[int] = frozenset(),
+        grammar: Grammar | None = None,
         **extra: Any,
     ) -> EngineRequest:
         """A checked EngineRequest; `extra` are further fields of it. Raises RequestError.
 
         `params.max_tokens` None becomes the room that is left. `visible_ids`: special tokens that
-        show in the text whatever `params` say.
+        show in the text whatever `params` say. Without a `grammar` that of `params` is compiled
+        here and now.
         """
         params.check_vocab(self.limits.vocab_size)
         params = dataclasses.replace(params, max_tokens=self._max_tokens(prompt_token_ids, params))
+        grammar = grammar or self._grammar(params)
         return EngineRequest(
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
             params=params,
             text=text_factory(self.tokenizer, params, visible_ids),
             bad_words_ids=self._bad_words(params.bad_words),
+            grammar=grammar.matcher if grammar is not None else None,
             **extra,
         )
+
+    def _grammar(self, params: SamplingParams) -> Grammar | None:
+        if params.structured_outputs is None:
+            return None
+        spec = spec_of_options(params.structured_outputs, "structured_outputs")
+        return self.grammars.compile(spec) if spec is not None else None
 
     def embedding_request(
         self,

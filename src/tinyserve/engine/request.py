@@ -43,6 +43,28 @@ class TextOutput(Protocol):
         ...
 
 
+class TokenGrammar(Protocol):
+    """Which tokens may come next in one choice. Only tokens that the choice has taken move it, so
+    neither preemption nor a rejected draft leaves a trace.
+    """
+
+    def masks(self, drafts: Sequence[int] = ()) -> list[NDArray[np.uint32]]:
+        """Packed allow-lists (`SampleRow.mask`), as wide as the logits: for the next token, then
+        for the one after each of `drafts`. Fewer than len(drafts) + 1 where a draft may not follow.
+
+        Raises RequestError where it cannot say; the request then ends.
+        """
+        ...
+
+    def take(self, token_id: int) -> None:
+        """The choice has taken this token."""
+        ...
+
+    def count_valid(self, drafts: Sequence[int]) -> int:
+        """How many of `drafts`, from the first on, may follow."""
+        ...
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class EngineRequest:
     """One request of `params.n` choices over one prompt.
@@ -54,7 +76,8 @@ class EngineRequest:
     ids only. `bad_words_ids`: token sequences that are never completed, `params.bad_words` in the
     model's tokens. `pooling`: make an embedding of the prompt and no token (`params.max_tokens` is
     0): the hidden state of its last token, or the mean over its tokens. `speculative` False: no
-    drafts for this request, whatever the engine is set to.
+    drafts for this request, whatever the engine is set to. `grammar` makes the grammar of one
+    choice, like `text`.
     """
 
     request_id: str
@@ -69,6 +92,7 @@ class EngineRequest:
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     pooling: Pooling | None = None
     speculative: bool = True
+    grammar: Callable[[], TokenGrammar] | None = None
 
 
 @dataclass(slots=True)

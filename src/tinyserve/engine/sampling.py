@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +27,9 @@ class SamplingParams:
 
     Order of effect: masks and bias, penalties, temperature, min_p, top_k, top_p. `temperature` 0 is
     greedy; `top_k` 0 or -1 is off. `max_tokens` None means up to the context limit. `logprobs` k
-    reports the sampled token and the k most likely, from the raw log-softmax. Raises RequestError
-    naming the field.
+    reports the sampled token and the k most likely, from the raw log-softmax. `structured_outputs`
+    constrains the text: {"json": schema}, {"json_object": True}, {"regex": ...}, {"choice": [...]}
+    or {"grammar": ...}. Raises RequestError naming the field.
     """
 
     temperature: float = 1.0
@@ -52,6 +53,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     skip_special_tokens: bool = True
+    structured_outputs: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         _normalise(self)
@@ -115,8 +117,9 @@ class SampledToken:
     """What came of one row: a drawn or scored token, or a state. `logprob` and `top` (id, logprob;
     most likely first) come from the raw log-softmax.
 
-    `is_nan`: the logits held no finite maximum, or the state is not finite; the rest is then
-    meaningless and the request must fail. `state` [hidden] is the reader's to keep.
+    `is_nan`: the logits held no finite maximum, or the state is not finite; `is_blocked`: masks and
+    bans left no token. The rest is then meaningless and the request must fail. `state` [hidden] is
+    the reader's to keep.
     """
 
     token_id: int
@@ -124,6 +127,7 @@ class SampledToken:
     rank: int | None = None  # 1 = most likely
     top: list[tuple[int, float]] = field(default_factory=list)
     is_nan: bool = False
+    is_blocked: bool = False
     state: NDArray[np.float32] | None = None
     probs: NDArray[np.float32] | None = None  # [vocab], summing to 1, where they were wanted
 

@@ -197,6 +197,9 @@ class Scheduler:
         drafts: dict[int, Draft] = {}
         for (seq, _), draft in zip(wanted, self._drafter.propose(wanted, num_decodes), strict=True):
             del draft.token_ids[spare:], draft.probs[spare:]
+            if seq.grammar is not None and draft.token_ids:
+                valid = seq.grammar.count_valid(draft.token_ids)
+                del draft.token_ids[valid:], draft.probs[valid:]
             spare -= len(draft.token_ids)
             drafts[seq.seq_id] = draft
         return drafts

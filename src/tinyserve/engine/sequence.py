@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from tinyserve.engine.prompt_rows import PromptReader
-from tinyserve.engine.request import EngineRequest, FinishReason, TextOutput
+from tinyserve.engine.request import EngineRequest, FinishReason
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.kv.block_table import BlockTable, Namespace
 
@@ -36,7 +36,8 @@ class Job:
     `seed` was drawn if the request had none. `max_len`: known tokens at which a choice ends, from
     max_tokens and the context. `stop_ids` end a choice; `eos_ids` among them without a stop reason.
     `min_banned` are masked while a choice is shorter than min_tokens. `reader` is
-    given the rows of the prompt that somebody wants to see; None when nobody does.
+    given the rows of the prompt that somebody wants to see; None when nobody does. `fault`: why the
+    request cannot go on, found between two steps.
     """
 
     request: EngineRequest
@@ -51,10 +52,7 @@ class Job:
     sequences: list[Sequence] = field(default_factory=list)
     num_cached_tokens: int = 0
     has_forked: bool = False  # choices 1 .. n-1 have left choice 0
-
-    @property
-    def has_bans(self) -> bool:
-        return bool(self.min_banned or self.request.bad_words_ids)
+    fault: Exception | None = None
 
     @property
     def params(self) -> SamplingParams:
@@ -78,6 +76,7 @@ class Sequence:
     __slots__ = (
         "choice",
         "finish_reason",
+        "grammar",
         "job",
         "num_charged",
         "num_computed",
@@ -93,11 +92,13 @@ class Sequence:
         "was_admitted",
     )
 
-    def __init__(self, seq_id: int, job: Job, choice: int, text: TextOutput | None) -> None:
+    def __init__(self, seq_id: int, job: Job, choice: int) -> None:
+        request = job.request
         self.seq_id = seq_id
         self.job = job
         self.choice = choice
-        self.text = text
+        self.text = request.text() if request.text is not None else None
+        self.grammar = request.grammar() if request.grammar is not None else None
         self.order = (job.request.priority, job.request.arrival, seq_id)
         self.token_ids = list(job.prompt_ids)
         self.output_ids: list[int] = []

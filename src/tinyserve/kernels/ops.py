@@ -122,10 +122,13 @@ class Draw:
     wants_probs: bool = False  # report the distribution that the draw is from
 
 
+ALL_MASKED = 2
+
+
 @dataclass(slots=True)
 class Drawn:
-    """`failure`: 0 fine; 1 the logits hold NaN or infinity; 2 every token is masked. `rank` 1 is
-    the most likely. `probs` are there where they were wanted and a token was drawn.
+    """`failure`: 0 fine; 1 the logits hold NaN or infinity; ALL_MASKED: no token is allowed. `rank` 1
+    is the most likely. `probs` are there where they were wanted and a token was drawn.
     """
 
     token_id: int

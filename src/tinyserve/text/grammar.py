@@ -1,0 +1,211 @@
+"""`GrammarCompiler`: constraints on an answer's text, compiled by llguidance within bounds.
+
+Compiling runs on a thread of its own, which the caller waits for up to a time limit: native code
+cannot be stopped, so what takes too long is refused, remembered, and finishes unheard. llguidance
+lets the interpreter go meanwhile, so that streams keep flowing. Its own limits bound the work of
+compiling and of each mask. Nothing is imported or built before the first grammar.
+
+Invariants: the same spec is compiled once at a time; the cache holds at most `MAX_CACHED` results,
+refusals among them; a grammar is handed out only after it has led somewhere (`_probe`).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tinyserve.errors import QueueFullError, RequestError
+from tinyserve.text.grammar_matcher import GrammarMatcher, reason
+from tinyserve.text.grammar_source import source_of
+from tinyserve.text.grammar_spec import GrammarSpec as GrammarSpec
+from tinyserve.text.grammar_tokens import token_table
+from tinyserve.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    import llguidance
+
+logger = logging.getLogger("tinyserve")
+
+TIME_LIMIT_S = 5.0
+MAX_CACHED = 128
+NUM_THREADS = 2
+MAX_USES = 1000  # choices that share one lexer, whose states only ever grow
+PROBE_STEPS = 24
+# The compiler recurses as deep as a grammar's rules refer to each other; with as many of them as
+# `grammar_source.MAX_CHARACTERS` hold, this is twice what it needs. Only what is used takes memory.
+STACK_BYTES = 256 << 20
+
+# Work and memory, in llguidance's units; the fuel of a step is good for some ten milliseconds.
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,
+    "max_grammar_size": 500_000,
+    "step_lexer_fuel": 60_000,
+    "step_max_items": 20_000,
+    "max_items_in_row": 2_000,
+    "max_lexer_states": 50_000,
+    "verbose_errors": False,
+}
+
+
+class Grammar:
+    """A compiled constraint. Its matchers share what the lexer has learnt, and nothing else."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, width: int, eos_ids: frozenset[int]) -> None:
+        self._fresh = matcher
+        self._width = width
+        self.eos_ids = eos_ids
+        self._num_uses = 0
+        self._has_failed = False
+
+    def matcher(self) -> GrammarMatcher:
+        """The state of one more choice, at its beginning. Takes microseconds."""
+        self._num_uses += 1
+        return GrammarMatcher(self._fresh.deep_copy(), self._width, self.eos_ids, self._fail)
+
+    @property
+    def is_worn(self) -> bool:
+        """Its shared lexer has grown for long, or hit a limit: compile anew."""
+        return self._has_failed or self._num_uses >= MAX_USES
+
+    def _fail(self) -> None:
+        self._has_failed = True
+
+
+class _Pending(Future[Grammar]):
+    """What becomes of one spec; `is_late` once somebody has waited for it in vain."""
+
+    is_late = False
+
+
+class GrammarCompiler:
+    """Grammars for one model. `width`: that of the logits. Safe to share between threads."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        width: int,
+        eos_ids: Sequence[int],
+        *,
+        time_limit_s: float = TIME_LIMIT_S,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._width = width
+        self._eos_ids = tuple(eos_ids)
+        self._time_limit_s = time_limit_s
+        self._lock = threading.Lock()  # the cache
+        self._results: OrderedDict[GrammarSpec, _Pending] = OrderedDict()
+        self._slots = threading.Semaphore(NUM_THREADS)
+        self._tokens_lock = threading.Lock()
+        self._tokens: llguidance.LLTokenizer | None = None
+
+    def compile(self, spec: GrammarSpec) -> Grammar:
+        """The grammar of `spec`, from the cache or compiled now; may block up to the time limit.
+
+        Raises RequestError naming `spec.param`, with llguidance's reason, for what is wrong, not
+        supported or too complex; QueueFullError while others' grammars keep the compiler busy.
+        """
+        pending, is_new = self._look_up(spec)
+        if is_new:
+            self._start(spec, pending)
+        try:
+            return pending.result(0 if pending.is_late else self._time_limit_s)
+        except concurrent.futures.TimeoutError:
+            pending.is_late = True
+            raise RequestError(
+                f"the grammar takes longer than {self._time_limit_s:g} seconds to compile",
+                param=spec.param,
+            ) from None
+        except RequestError as error:  # perhaps another request's: the field is this one's
+            raise RequestError(error.message, param=spec.param) from None
+
+    def _look_up(self, spec: GrammarSpec) -> tuple[_Pending, bool]:
+        with self._lock:
+            found = self._results.get(spec)
+            if found is not None and not _is_worn(found):
+                self._results.move_to_end(spec)
+                return found, False
+            pending = self._results[spec] = _Pending()
+            self._results.move_to_end(spec)
+            while len(self._results) > MAX_CACHED:
+                self._results.popitem(last=False)
+            return pending, True
+
+    def _start(self, spec: GrammarSpec, pending: _Pending) -> None:
+        if not self._slots.acquire(timeout=self._time_limit_s):
+            with self._lock:
+                if self._results.get(spec) is pending:
+                    del self._results[spec]
+            pending.set_exception(QueueFullError("the grammar compiler is busy; try again"))
+            return
+        with self._lock:
+            usual = threading.stack_size(STACK_BYTES)  # of all new threads: set back at once
+            try:
+                # A daemon: a compilation that never ends must not keep the process.
+                threading.Thread(
+                    target=self._run, args=(spec, pending), name="grammar-compiler", daemon=True
+                ).start()
+            finally:
+                threading.stack_size(usual)
+
+    def _run(self, spec: GrammarSpec, pending: _Pending) -> None:
+        try:
+            pending.set_result(self._compile(spec))
+        except RequestError as error:
+            pending.set_exception(error)
+        except BaseException as error:  # whoever waits must hear of it, a panic of Rust's too
+            logger.exception("a grammar could not be compiled")
+            pending.set_exception(RequestError(f"the grammar cannot be compiled: {error}"))
+        finally:
+            self._slots.release()
+
+    def _compile(self, spec: GrammarSpec) -> Grammar:
+        from llguidance import LLMatcher, LLParserLimits
+
+        tokens = self._token_table()
+        source = source_of(spec, self._tokenizer.special_id)
+        try:
+            matcher = LLMatcher(tokens, source, log_level=0, limits=LLParserLimits(**LIMITS))
+        except UnicodeEncodeError:
+            raise RequestError("the grammar holds a lone surrogate, no character") from None
+        if matcher.is_error():
+            raise RequestError(f"the grammar is refused: {reason(matcher.get_error())}")
+        grammar = Grammar(matcher, self._width, frozenset(tokens.eos_tokens))
+        _probe(grammar)
+        return grammar
+
+    def _token_table(self) -> llguidance.LLTokenizer:
+        with self._tokens_lock:
+            if self._tokens is None:
+                self._tokens = token_table(self._tokenizer, self._width, self._eos_ids)
+            return self._tokens
+
+
+def _is_worn(pending: _Pending) -> bool:
+    return pending.done() and pending.exception() is None and pending.result().is_worn
+
+
+def _probe(grammar: Grammar) -> None:
+    """Follow the grammar for some tokens, at random but always the same.
+
+    What no text satisfies, or what outgrows the limits at once, is refused before it is used.
+    """
+    matcher = grammar.matcher()
+    dice = np.random.default_rng(0)
+    for step in range(PROBE_STEPS):
+        try:
+            (mask,) = matcher.masks()
+        except RequestError as error:
+            what = "is too complex" if step else "allows no text, or is too complex"
+            raise RequestError(f"the grammar {what}: {error.message}") from None
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        token = int(dice.choice(allowed))
+        if token in grammar.eos_ids:
+            return
+        matcher.take(token)
