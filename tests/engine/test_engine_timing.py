@@ -5,41 +5,17 @@ from __future__ import annotations
 from time import monotonic
 
 import pytest
-from helpers.fake_engine import VOCAB, FakeEngine
+from helpers.fake_engine import VOCAB
+from helpers.timed_engine import TimedEngine
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyserve.engine.request import EngineRequest
-from tinyserve.engine.sampling import SamplingParams
-from tinyserve.engine.timing import Life, TimedCore
+from tinyserve.engine.timing import Life
 from tinyserve.errors import RequestError
 
 
-class Timed:
-    """A fake engine with its core timed."""
-
-    def __init__(self, **options: object) -> None:
-        self.engine = FakeEngine(**options)  # type: ignore[arg-type]
-        self.core = TimedCore(self.engine.core)
-
-    def add(self, request_id: str, num_prompt: int = 6, **params: object) -> EngineRequest:
-        params = {"temperature": 0.0, "ignore_eos": True, **params}
-        request = EngineRequest(
-            request_id=request_id,
-            prompt_token_ids=[(7 * i + len(request_id)) % VOCAB for i in range(num_prompt)],
-            params=SamplingParams(**params),  # type: ignore[arg-type]
-        )
-        self.core.add_request(request)
-        return request
-
-    def run(self) -> None:
-        while self.core.has_work():
-            self.core.step()
-
-    def lives(self) -> dict[tuple[str, int], Life]:
-        found = {(life.request.request_id, life.choice): life for life in self.core.ended}
-        assert len(found) == len(self.core.ended), "a choice ended twice"
-        return found
+def prompt(length: int, first: int = 1) -> list[int]:
+    return [(first + 7 * i) % VOCAB for i in range(length)]
 
 
 def assert_in_order(life: Life) -> None:
@@ -50,9 +26,9 @@ def assert_in_order(life: Life) -> None:
 
 
 def test_times_of_a_request_come_in_order_and_add_up() -> None:
-    timed = Timed()
+    timed = TimedEngine()
     before = monotonic()
-    timed.add("a", max_tokens=5)
+    timed.add("a", prompt(6), max_tokens=5)
     timed.run()
     life = timed.lives()["a", 0]
     assert before <= life.request.arrival
@@ -69,9 +45,9 @@ def test_times_of_a_request_come_in_order_and_add_up() -> None:
 
 
 def test_steps_say_what_the_tokens_say() -> None:
-    timed = Timed(max_num_batched_tokens=4)
-    timed.add("a", num_prompt=10, max_tokens=4)
-    timed.add("b", num_prompt=3, max_tokens=1)
+    timed = TimedEngine(max_num_batched_tokens=4)
+    timed.add("a", prompt(10), max_tokens=4)
+    timed.add("b", prompt(3, 9), max_tokens=1)
     timed.run()
     steps = list(timed.core.steps)
     assert sum(step.num_tokens for step in steps) == timed.core.stats().num_scheduled_tokens
@@ -87,9 +63,11 @@ def test_steps_say_what_the_tokens_say() -> None:
 def test_a_preempted_choice_keeps_its_first_token_and_its_gap_shows_the_preemption() -> None:
     """MET-05: preemption in decode belongs to the time between tokens."""
     for swap in (0, 8):
-        timed = Timed(num_blocks=6, num_swap_blocks=swap, caching=False, max_num_batched_tokens=64)
-        timed.add("old", num_prompt=8, max_tokens=12)
-        timed.add("young", num_prompt=8, max_tokens=12)
+        timed = TimedEngine(
+            num_blocks=6, num_swap_blocks=swap, caching=False, max_num_batched_tokens=64
+        )
+        timed.add("old", prompt(8, 2), max_tokens=12)
+        timed.add("young", prompt(8, 5), max_tokens=12)
         firsts: dict[str, float] = {}
         while timed.core.has_work():
             for output in timed.core.step():
@@ -105,9 +83,9 @@ def test_a_preempted_choice_keeps_its_first_token_and_its_gap_shows_the_preempti
 
 
 def test_dropped_tokens_that_are_computed_again_are_counted() -> None:
-    timed = Timed(num_blocks=6, caching=False, max_num_batched_tokens=64)
-    timed.add("old", num_prompt=8, max_tokens=12)
-    timed.add("young", num_prompt=8, max_tokens=12)
+    timed = TimedEngine(num_blocks=6, caching=False, max_num_batched_tokens=64)
+    timed.add("old", prompt(8, 2), max_tokens=12)
+    timed.add("young", prompt(8, 5), max_tokens=12)
     timed.run()
     stats = timed.core.stats()
     assert stats.num_preemptions_recompute > 0
@@ -117,18 +95,18 @@ def test_dropped_tokens_that_are_computed_again_are_counted() -> None:
 
 
 def test_a_restored_sequence_computes_nothing_again() -> None:
-    timed = Timed(num_blocks=6, num_swap_blocks=8, caching=False, max_num_batched_tokens=64)
-    timed.add("old", num_prompt=8, max_tokens=12)
-    timed.add("young", num_prompt=8, max_tokens=12)
+    timed = TimedEngine(num_blocks=6, num_swap_blocks=8, caching=False, max_num_batched_tokens=64)
+    timed.add("old", prompt(8, 2), max_tokens=12)
+    timed.add("young", prompt(8, 5), max_tokens=12)
     timed.run()
     assert timed.core.stats().num_preemptions_swap > 0
     assert timed.core.stats().num_recomputed_tokens == 0
 
 
 def test_each_choice_of_an_aborted_request_ends_once() -> None:
-    timed = Timed()
-    timed.add("a", max_tokens=50, n=3)
-    timed.add("b", max_tokens=2)
+    timed = TimedEngine()
+    timed.add("a", prompt(6), max_tokens=50, n=3)
+    timed.add("b", prompt(6), max_tokens=2)
     for _ in range(4):
         timed.core.step()
     assert timed.core.abort("a")
@@ -139,8 +117,8 @@ def test_each_choice_of_an_aborted_request_ends_once() -> None:
 
 
 def test_abort_before_the_first_step() -> None:
-    timed = Timed()
-    timed.add("a")
+    timed = TimedEngine()
+    timed.add("a", prompt(6))
     timed.core.abort("a")
     life = timed.lives()["a", 0]
     assert (life.reason, life.scheduled, life.prefill_s) == ("abort", None, None)
@@ -149,16 +127,16 @@ def test_abort_before_the_first_step() -> None:
 
 
 def test_a_request_that_the_engine_refuses_ends_as_an_error() -> None:
-    timed = Timed(num_blocks=4)
+    timed = TimedEngine(num_blocks=4)
     with pytest.raises(RequestError):
-        timed.add("huge", num_prompt=100, n=2)
+        timed.add("huge", prompt(100), n=2)
     assert [life.reason for life in timed.core.ended] == ["error", "error"]
 
 
 def test_when_the_engine_dies_everything_ends_as_an_error() -> None:
-    timed = Timed()
-    timed.add("a", max_tokens=50, n=2)
-    timed.add("b", max_tokens=50)
+    timed = TimedEngine()
+    timed.add("a", prompt(6), max_tokens=50, n=2)
+    timed.add("b", prompt(6), max_tokens=50)
     timed.core.step()
     timed.engine.runner.error = RuntimeError("broken")
     with pytest.raises(RuntimeError):
@@ -167,8 +145,8 @@ def test_when_the_engine_dies_everything_ends_as_an_error() -> None:
 
 
 def test_a_request_without_output_has_no_first_token() -> None:
-    timed = Timed()
-    timed.add("a", max_tokens=0)
+    timed = TimedEngine()
+    timed.add("a", prompt(6), max_tokens=0)
     timed.run()
     life = timed.lives()["a", 0]
     assert (life.reason, life.num_output_tokens, life.ttft_s) == ("length", 0, None)
@@ -185,9 +163,9 @@ def test_whatever_happens_every_choice_ends_once(
     requests: list[tuple[int, int, int, int]],
 ) -> None:
     """(prompt, max_tokens, n, step at which it is aborted)."""
-    timed = Timed(num_blocks=10, num_swap_blocks=4, max_num_batched_tokens=16, max_num_seqs=4)
+    timed = TimedEngine(num_blocks=10, num_swap_blocks=4, max_num_batched_tokens=16, max_num_seqs=4)
     for index, (num_prompt, max_tokens, n, _) in enumerate(requests):
-        timed.add(f"r{index}", num_prompt, max_tokens=max_tokens, n=n)
+        timed.add(f"r{index}", prompt(num_prompt, index), max_tokens=max_tokens, n=n)
     for step in range(1000):
         for index, (*_, abort_at) in enumerate(requests):
             if step == abort_at:
