@@ -1,0 +1,303 @@
+"""Tools in `/v1/chat/completions`: calls whole and streamed, choices, results of calls."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from helpers.chat_streams import accumulate, without_ids
+from helpers.fake_service import make_engine, tokenizer
+from helpers.live_server import Live, live, ok
+from helpers.message_texts import wild_texts
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tinyserve.text.message_format import MessageFormat
+from tinyserve.text.tool_formats import HERMES
+
+PATH = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "hello"}]
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    },
+}
+TOOLS = [WEATHER, {"type": "function", "function": {"name": "f"}}]
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.fixture(scope="module")
+def tool_server() -> Iterator[Live]:
+    """Room for the description of the tools, thinking told apart."""
+    with live(
+        make_engine(scheduler={"max_model_len": 1024}, model={"reasoning_parser": "qwen3"})
+    ) as running:
+        yield running
+
+
+@pytest.fixture
+def served(tool_server: Live) -> Iterator[Live]:
+    tool_server.runner.reset()
+    yield tool_server
+    tool_server.runner.reset()
+    tool_server.wait_idle()
+
+
+def ask(served: Live, messages: Any = HELLO, **body: Any) -> dict[str, Any]:
+    """The first choice of a whole answer."""
+    choice: dict[str, Any] = ok(served.post(PATH, messages=messages, **body))["choices"][0]
+    return choice
+
+
+def refused(served: Live, messages: Any = HELLO, **body: Any) -> dict[str, Any]:
+    """The error, which comes before any event of a stream; the next request works."""
+    for stream in (False, True):
+        response = served.post(PATH, messages=messages, stream=stream, **body)
+        assert response.status_code == 400, response.text
+    served.chat(max_tokens=1)
+    error: dict[str, Any] = response.json()["error"]
+    return error
+
+
+def test_calls(served: Live) -> None:
+    served.runner.says(f"Let me see.\n{CALL}\n{CALL}")
+    choice = ask(served, tools=TOOLS)
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert message["content"] == "Let me see."
+    first, second = message["tool_calls"]
+    assert first["type"] == "function"
+    assert first["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    assert first["id"] != second["id"]
+    assert first["id"].startswith("call_")
+
+
+def test_content_is_null_beside_calls_and_text_without(served: Live) -> None:
+    served.runner.says(f"\n{CALL}\n")
+    assert ask(served, tools=TOOLS)["message"]["content"] is None
+    served.runner.says("no")
+    choice = ask(served, tools=TOOLS)
+    assert choice["message"] == {"role": "assistant", "content": "no"}
+    assert choice["finish_reason"] == "stop"
+
+
+def test_tool_06_a_call_streams_in_pieces(served: Live) -> None:
+    served.runner.says(CALL)
+    chunks = served.stream(PATH, messages=HELLO, tools=TOOLS)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    pieces = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    assert len(pieces) > 5
+    assert [i for i, piece in enumerate(pieces) if "id" in piece or "type" in piece] == [0]
+    assert [i for i, piece in enumerate(pieces) if "name" in piece["function"]] == [0]
+    (choice,) = accumulate(chunks)
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["tool_calls"][0]["function"]["arguments"] == '{"city": "Paris"}'
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("tool_choice", "reason"), [("auto", "tool_calls"), ("required", "tool_calls"), (NAMED, "stop")]
+)
+def test_tool_01_the_finish_reason(
+    served: Live, tool_choice: Any, reason: str, stream: bool
+) -> None:
+    """TOOL-01: the six cells, and in each of them "length" where the answer was cut."""
+    served.runner.says(CALL)
+    size = len(tokenizer().encode(CALL, add_special_tokens=False))
+    for max_tokens, expected in ((size + 1, reason), (size - 8, "length"), (3, "length")):
+        body = {"tools": TOOLS, "tool_choice": tool_choice, "max_tokens": max_tokens}
+        if stream:
+            (choice,) = accumulate(served.stream(PATH, messages=HELLO, **body))
+        else:
+            choice = ask(served, **body)
+        assert choice["finish_reason"] == expected
+        assert bool(choice["message"].get("tool_calls")) == (max_tokens > 3)
+
+
+def test_without_tools_a_call_is_text(served: Live) -> None:
+    served.runner.says(CALL)
+    for body in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": []}):
+        choice = ask(served, **body)
+        assert choice["message"] == {"role": "assistant", "content": CALL}
+        assert choice["finish_reason"] == "stop"
+
+
+def test_one_call_where_parallel_calls_are_off(served: Live) -> None:
+    served.runner.says(f"{CALL}\n{CALL}")
+    for tool_choice in ("auto", "required"):
+        body = {"tools": TOOLS, "tool_choice": tool_choice, "parallel_tool_calls": False}
+        assert len(ask(served, **body)["message"]["tool_calls"]) == 1
+    assert len(ask(served, tools=TOOLS, tool_choice=NAMED)["message"]["tool_calls"]) == 1
+
+
+def test_what_tools_are_refused(served: Live) -> None:
+    twice = [WEATHER, WEATHER]
+    assert refused(served, tools=twice)["param"] == "tools[1].function.name"
+    assert refused(served, tools=[5])["param"] == "tools[0]"
+    assert refused(served, tools={})["param"] == "tools"
+    assert refused(served, tool_choice="required")["param"] == "tool_choice"
+    assert refused(served, tools=TOOLS, tool_choice=5)["param"] == "tool_choice"
+    unknown = {"type": "function", "function": {"name": "nope"}}
+    assert refused(served, tools=TOOLS, tool_choice=unknown)["param"] == "tool_choice"
+    assert refused(served, tools=TOOLS, parallel_tool_calls=1)["param"] == "parallel_tool_calls"
+    older = refused(served, functions=[{"name": "f"}])
+    assert older["param"] == "functions"
+    assert "tools" in older["message"]
+    assert refused(served, function_call={"name": "f"})["param"] == "function_call"
+
+
+@pytest.mark.parametrize(
+    "parameters", [None, {}, {"type": ["object", "null"], "properties": None, "$schema": "x"}]
+)
+def test_odd_schemas_are_accepted(served: Live, parameters: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    for tool_choice in ("auto", "required"):
+        served.runner.says('<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>')
+        assert ask(served, tools=[tool], tool_choice=tool_choice)["message"]["tool_calls"]
+
+
+@pytest.mark.parametrize("arguments", ['{"a":', "", "[" * 2000, None, {"a": 1}, "nonsense"])
+def test_tool_05_broken_arguments_of_an_earlier_turn(served: Live, arguments: Any) -> None:
+    """TOOL-05: never a 500; what does not parse goes into the prompt as it is."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [
+        *HELLO,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": "?"},
+    ]
+    response = served.post(PATH, messages=messages, tools=TOOLS, max_tokens=1)
+    assert response.status_code in (200, 400), response.text
+    if isinstance(arguments, str) and len(arguments) < 100:
+        assert response.status_code == 200
+    served.chat(max_tokens=1)
+
+
+def test_a_whole_conversation(served: Live) -> None:
+    served.runner.says(CALL)
+    message = ask(served, tools=TOOLS)["message"]
+    served.runner.says("It rains.")
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "rain"}
+    choice = ask(served, messages=[*HELLO, message, result], tools=TOOLS)
+    assert choice["message"]["content"] == "It rains."
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_11_logprobs_beside_calls(served: Live, stream: bool) -> None:
+    """LOG-11: every token has its entry, those of the calls too; their bytes join to all text."""
+    text = f"Hm “é”.\n{CALL}"
+    served.runner.says(text)
+    body = {"tools": TOOLS, "logprobs": True, "top_logprobs": 2}
+    if stream:
+        (choice,) = accumulate(served.stream(PATH, messages=HELLO, **body))
+    else:
+        choice = ask(served, **body)
+    assert choice["message"]["tool_calls"]
+    entries = choice["logprobs"]["content"]
+    assert bytes(b for entry in entries[:-1] for b in entry["bytes"]).decode() == text
+    assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
+
+
+@settings(max_examples=25)
+@given(
+    text=wild_texts,
+    n=st.integers(1, 3),
+    tool_choice=st.sampled_from(["auto", "required", "none", NAMED]),
+    extra=st.fixed_dictionaries(
+        {},
+        optional={
+            "logprobs": st.just(True),
+            "return_token_ids": st.just(True),
+            "parallel_tool_calls": st.booleans(),
+            "max_tokens": st.integers(1, 30),
+            "stop": st.sampled_from(["}", "</tool_call>", "a"]),
+            "skip_special_tokens": st.booleans(),
+        },
+    ),
+)
+def test_streams_say_what_whole_answers_say(
+    tool_server: Live, text: str, n: int, tool_choice: Any, extra: dict[str, Any]
+) -> None:
+    tool_server.runner.says(text)
+    body = {"messages": HELLO, "tools": TOOLS, "tool_choice": tool_choice, "n": n, **extra}
+    whole = ok(tool_server.post(PATH, **body))
+    chunks = tool_server.stream(PATH, stream_options={"include_usage": True}, **body)
+    assert chunks[-1]["usage"] == whole["usage"] | {
+        "prompt_tokens_details": chunks[-1]["usage"]["prompt_tokens_details"]
+    }
+    for choice, streamed in zip(whole["choices"], accumulate(chunks[:-1], n), strict=True):
+        choice.setdefault("token_ids", [])
+        choice.pop("stop_reason", None)
+        assert without_ids(streamed) == without_ids(choice)
+
+
+def test_markers_that_are_special_tokens_are_seen() -> None:
+    """A special token of this vocabulary stands in for those of other models."""
+    marker = "<|endoftext|>"
+    assert tokenizer().special_id(marker) is not None
+    engine = make_engine(scheduler={"max_model_len": 1024})
+    form = dataclasses.replace(HERMES, openers=(marker,), closers=())
+    intake = dataclasses.replace(engine.intake, message_format=MessageFormat(form))
+    with live(dataclasses.replace(engine, intake=intake)) as served:
+        served.runner.says(f'a{marker}{{"name": "f", "arguments": {{}}}}')
+        choice = ask(served, tools=TOOLS)
+        assert choice["message"]["content"] == "a"
+        assert choice["message"]["tool_calls"][0]["function"]["name"] == "f"
+        served.runner.says(f"a{marker}b")
+        assert ask(served, tools=TOOLS)["message"]["content"] == f"a{marker}b"
+        assert ask(served)["message"]["content"] == "ab"
+
+
+def test_a_template_of_another_format() -> None:
+    template = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{{ tools | tojson if tools }}<|python_tag|>"
+    )
+    engine = make_engine(model={"chat_template": template}, scheduler={"max_model_len": 1024})
+    with live(engine) as served:
+        served.runner.says('{"name": "f", "parameters": {"a": 1}}; {"name": "f", "parameters": {}}')
+        choice = ask(served, tools=TOOLS)
+        assert choice["message"]["content"] is None
+        arguments = [call["function"]["arguments"] for call in choice["message"]["tool_calls"]]
+        assert arguments == ['{"a": 1}', "{}"]
+
+
+def test_parsers_that_the_operator_chose() -> None:
+    with live(make_engine(model={"tool_call_parser": "none"})) as served:
+        small = [{"type": "function", "function": {"name": "f"}}]
+        served.runner.says(CALL)
+        assert ask(served, tools=small)["message"]["content"] == CALL
+        assert refused(served, tools=small, tool_choice="required")["param"] == "tool_choice"
+    with live(make_engine(server={"enable_auto_tool_choice": False})) as served:
+        assert refused(served, tools=small)["param"] == "tool_choice"
+
+
+@pytest.fixture
+def client(served: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.base_url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_the_official_client(served: Live, client: openai.OpenAI) -> None:
+    served.runner.says(f"Hm.{CALL}{CALL}")
+    asked: dict[str, Any] = {"model": "tinyserve", "messages": HELLO, "tools": TOOLS}
+    answer = client.chat.completions.create(**asked)
+    calls = answer.choices[0].message.tool_calls
+    assert calls is not None
+    assert [json.loads(call.function.arguments) for call in calls] == [{"city": "Paris"}] * 2
+    with client.chat.completions.stream(**asked) as stream:
+        events = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert "tool_calls.function.arguments.delta" in events
+    assert events.count("tool_calls.function.arguments.done") == 2
+    streamed = final.choices[0].message
+    assert streamed.content == answer.choices[0].message.content == "Hm."
+    assert streamed.tool_calls is not None
+    assert [call.function.name for call in streamed.tool_calls] == ["get_weather"] * 2
+    assert final.choices[0].finish_reason == "tool_calls"
