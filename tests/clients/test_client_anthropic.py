@@ -1,0 +1,70 @@
+"""The official `anthropic` client on `/v1/messages`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from helpers.live_server import Live
+
+HELLO: Any = [{"role": "user", "content": "hello"}]
+
+
+@pytest.fixture
+def client(served: Live) -> Iterator[Any]:
+    import anthropic
+
+    with anthropic.Anthropic(base_url=served.base_url, api_key="none", max_retries=0) as made:
+        yield made
+
+
+def test_messages(served: Live, client: Any) -> None:
+    served.runner.says("well, hello")
+    message = client.messages.create(
+        model="tinyserve",
+        max_tokens=50,
+        messages=HELLO,
+        system="be brief",
+        extra_body={"temperature": 0.5},  # the newest client has no such parameter of its own
+    )
+    assert [block.text for block in message.content] == ["well, hello"]
+    assert (message.role, message.stop_reason) == ("assistant", "end_turn")
+    assert message.usage.output_tokens > 1
+
+
+def test_stream(served: Live, client: Any) -> None:
+    served.runner.says("well, hello 😀")
+    with client.messages.stream(model="tinyserve", max_tokens=50, messages=HELLO) as stream:
+        text = "".join(stream.text_stream)
+        message = stream.get_final_message()
+    assert text == "well, hello 😀"
+    assert message.content[0].text == text
+    assert message.stop_reason == "end_turn"
+
+
+def test_the_end_has_a_reason(served: Live, client: Any) -> None:
+    served.runner.says("one two three END four")
+    cut = client.messages.create(model="tinyserve", max_tokens=2, messages=HELLO)
+    assert cut.stop_reason == "max_tokens"
+    stopped = client.messages.create(
+        model="tinyserve", max_tokens=50, messages=HELLO, stop_sequences=["END"]
+    )
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "END")
+    assert stopped.content[0].text == "one two three "
+
+
+def test_count_tokens(served: Live, client: Any) -> None:
+    served.runner.says("well")
+    counted = client.messages.count_tokens(model="tinyserve", messages=HELLO)
+    message = client.messages.create(model="tinyserve", max_tokens=5, messages=HELLO)
+    assert counted.input_tokens == message.usage.input_tokens
+
+
+def test_errors_have_the_clients_types(served: Live, client: Any) -> None:
+    import anthropic
+
+    with pytest.raises(anthropic.BadRequestError):
+        client.messages.create(model="tinyserve", max_tokens=-1, messages=HELLO)
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(model="no-such-model", max_tokens=5, messages=HELLO)
