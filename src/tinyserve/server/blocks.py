@@ -34,13 +34,16 @@ class Step(Enum):
 
 @dataclass(slots=True)
 class Block:
-    """One block. `call_id` and `name` are those of a call; its text is the arguments."""
+    """One block. `call_id` and `name` are those of a call; its text is the arguments. `is_cut`: the
+    answer reached its limit inside the block.
+    """
 
     index: int
     kind: Kind
     call_id: str | None = None
     name: str | None = None
     is_open: bool = True
+    is_cut: bool = False
     pieces: list[str] = field(default_factory=list)
     logprobs: list[ScoredToken] = field(default_factory=list)
 
@@ -151,6 +154,8 @@ class BlockReader:
     def _finish(self, delta: Delta, events: list[BlockEvent]) -> None:
         if not self.blocks and self._space:
             self._grow(Kind.TEXT, self._space, events)
+        if self._open is not None:
+            self._open.is_cut = delta.finish_reason == "length"
         self._end(events)
         has_calls = any(block.kind is Kind.CALL for block in self.blocks)
         self.ending = Ending(delta.finish_reason, delta.stop_reason, has_calls)

@@ -65,7 +65,6 @@ class ResponseObject:
             "prompt_cache_key": body.prompt_cache_key,
             "reasoning": {"effort": reasoning.get("effort"), "summary": None},
             "safety_identifier": body.safety_identifier,
-            "store": False,
             "temperature": body.temperature,
             "text": {"format": (body.text or {}).get("format") or {"type": "text"}},
             "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,

@@ -84,9 +84,9 @@ class ResponseWriter:
 
     def _final(self, usage: Usage) -> dict[str, Any]:
         """The last picture. An answer of no items becomes one empty message."""
+        is_cut = self._reader.ending.finish_reason == "length"
         if not self._reader.blocks:
-            self._begin(Block(0, Kind.TEXT, is_open=False))
-        is_cut = self._is_cut
+            self._begin(Block(0, Kind.TEXT, is_open=False, is_cut=is_cut))
         return self._response.picture(
             "incomplete" if is_cut else "completed",
             self._output(),
@@ -94,16 +94,11 @@ class ResponseWriter:
             usage=self._response.usage(usage, self._reader.reasoning_tokens),
         )
 
-    @property
-    def _is_cut(self) -> bool:
-        return self._reader.ending.finish_reason == "length"
-
     def _output(self) -> list[dict[str, Any]]:
         return [self._done(item) for item in self._items]
 
     def _done(self, item: Item) -> dict[str, Any]:
-        is_cut = item.block.is_open or (self._is_cut and item is self._items[-1])
-        status = "incomplete" if is_cut else "completed"
+        status = "incomplete" if item.block.is_open or item.block.is_cut else "completed"
         return self._response.item(item, status, self._logprobs(item.block))
 
     def _logprobs(self, block: Block) -> list[dict[str, Any]] | None:
