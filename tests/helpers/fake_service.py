@@ -101,9 +101,13 @@ class SpeakingLogits(FakeLogits):
             key = () if row.params.is_greedy else (row.seed, row.choice, row.position)
             number = digest(context, *key)
             token = EOS_ID if number % 29 == 0 else 3 + number % (VOCAB - 3)
-        while token in row.banned_ids:
+        while token in row.banned_ids or not _is_allowed(row, token):
             token = (token + 1) % VOCAB
         return token
+
+
+def _is_allowed(row: SampleRow, token: int) -> bool:
+    return row.mask is None or bool(int(row.mask[token // 32]) >> (token % 32) & 1)
 
 
 def make_engine(**sections: dict[str, Any]) -> Engine:

@@ -210,12 +210,11 @@ def test_log_11_logprobs_beside_calls(served: Live, stream: bool) -> None:
     n=st.integers(1, 3),
     tool_choice=st.sampled_from(["auto", "required", "none", NAMED]),
     extra=st.fixed_dictionaries(
-        {},
+        {"max_tokens": st.integers(1, 40)},
         optional={
             "logprobs": st.just(True),
             "return_token_ids": st.just(True),
             "parallel_tool_calls": st.booleans(),
-            "max_tokens": st.integers(1, 30),
             "stop": st.sampled_from(["}", "</tool_call>", "a"]),
             "skip_special_tokens": st.booleans(),
         },

@@ -13,7 +13,10 @@ from tinyserve.errors import RequestError
 from tinyserve.server.chat_context import ChatContext
 from tinyserve.server.protocol import ChatRequest
 from tinyserve.server.shapes import Identity
+from tinyserve.text.grammar_spec import GrammarSpec
 from tinyserve.text.message_format import thinking_after
+from tinyserve.text.reasoning import CLOSER
+from tinyserve.text.tool_grammar import calls_grammar
 from tinyserve.text.tool_use import ToolUse, read_tool_use
 
 
@@ -85,3 +88,23 @@ def chat_context(
         thinking,
         echo,
     )
+
+
+def calls_spec(context: ChatContext) -> GrammarSpec | None:
+    """What the text must be where the answer has to be calls; None where it need not.
+
+    Thinking that the prompt has opened comes first; the model may open it itself where its
+    thinking is told apart from the answer. Raises RequestError.
+    """
+    tools, form = context.tools, context.message_format
+    if tools is None or not tools.is_forced or form.tools is None:
+        return None
+    is_open = form.starts_thinking(context.thinking)
+    text = calls_grammar(
+        form.tools,
+        tools.functions,
+        max_calls=tools.max_calls,
+        special_id=context.tokenizer.special_id,
+        may_think=form.reads_thinking and context.thinking is None and not is_open,
+    )
+    return GrammarSpec("lark", text, after=CLOSER if is_open else None, param="tools")

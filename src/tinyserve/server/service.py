@@ -23,7 +23,7 @@ from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import UnknownModelError
 from tinyserve.server.chat_context import ChatContext as ChatContext
 from tinyserve.server.chat_context import MakeWriter
-from tinyserve.server.chat_prompt import chat_context, encode_chat
+from tinyserve.server.chat_prompt import calls_spec, chat_context, encode_chat
 from tinyserve.server.chat_shape import ChatShape
 from tinyserve.server.deltas import DeltaMaker, DeltaOptions, PromptPart
 from tinyserve.server.limits import (
@@ -40,7 +40,10 @@ from tinyserve.server.protocol import (
 )
 from tinyserve.server.session import Job
 from tinyserve.server.shapes import CompletionShape, Identity, ShapeOptions
+from tinyserve.server.structured import chat_spec, spec_of
 from tinyserve.server.writer import Writer
+from tinyserve.text.grammar import Grammar
+from tinyserve.text.grammar_spec import GrammarSpec
 
 logger = logging.getLogger("tinyserve.server")
 
@@ -129,6 +132,7 @@ class Service:
         texts = [
             self._echo_text(p, ids, body, params) for p, ids in zip(prompts, encoded, strict=True)
         ]
+        grammar = await self._compiled(spec_of(body))
         options = DeltaOptions(body.logprobs, score_prompt, params.skip_special_tokens)
         shape = CompletionShape(
             self.engine.intake.tokenizer,
@@ -136,7 +140,9 @@ class Service:
             shape_options(body),
             num_choices=params.n * len(encoded),
         )
-        return self._prepared(body, client, params, (encoded, texts), options, shape)
+        return self._prepared(
+            body, client, params, (encoded, texts), options, shape, grammar=grammar
+        )
 
     async def chat(
         self,
@@ -170,7 +176,14 @@ class Service:
             options,
             make_writer(context),
             visible_ids=context.visible_ids,
+            grammar=await self._compiled(chat_spec(context, calls_spec(context))),
         )
+
+    async def _compiled(self, spec: GrammarSpec | None) -> Grammar | None:
+        """The grammar of a constraint, compiled off the event loop. Raises RequestError."""
+        if spec is None:
+            return None
+        return await asyncio.to_thread(self.engine.intake.grammars.compile, spec)
 
     async def encode_chat(self, body: ChatRequest) -> list[int]:
         """The prompt of a conversation, as token ids. Raises RequestError."""
