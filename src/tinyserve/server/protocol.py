@@ -48,6 +48,7 @@ def _one_or_many_strings(value: Any) -> Any:
 
 
 Strings = Annotated[str | list[str] | None, BeforeValidator(_one_or_many_strings)]
+Object = dict[str, Any]
 
 
 class StreamOptions(BaseModel):
@@ -94,6 +95,20 @@ class GenerationRequest(BaseModel):
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
     skip_special_tokens: bool | None = None
+
+    # Constraints on the answer's text, under all their names; `server.structured` checks them.
+    response_format: Object | None = None
+    structured_outputs: Object | None = None
+    guided_json: Any = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None
+    json_schema: Any = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
 
     def sampling_fields(self) -> dict[str, Any]:
         """The sampling fields that the client set, by SamplingParams' names."""
@@ -233,9 +248,7 @@ def _is_union_tag(part: int | str) -> bool:
 
 # Fields of the OpenAI API and its extensions that change what the answer means. Until they are
 # served, a request that uses one is refused.
-_GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
-_OTHER_GRAMMARS = ("grammar", "json_schema", "regex", "ebnf", "guided_decoding_backend")
-_UNSERVED = (*_GUIDED, *_OTHER_GRAMMARS, "use_beam_search")
+_UNSERVED = ("use_beam_search", "structural_tag")
 
 
 def refuse_unserved(extra: Mapping[str, Any]) -> None:
@@ -246,12 +259,9 @@ def refuse_unserved(extra: Mapping[str, Any]) -> None:
     for name, successor in (("functions", "tools"), ("function_call", "tool_choice")):
         if extra.get(name):
             raise RequestError(f"{name} is out of use: send {successor} instead", param=name)
-    response_format = extra.get("response_format")
-    if response_format is not None and response_format != {"type": "text"}:
-        raise RequestError(
-            "response_format: only {'type': 'text'} is supported by this server",
-            param="response_format",
-        )
+    for name, value in extra.items():
+        if name.startswith("guided_") and value is not None:  # a constraint, or an option of one
+            raise RequestError(f"{name} is not known to this server", param=name)
     modalities = extra.get("modalities")
     if modalities is not None and modalities != ["text"]:
         raise RequestError("modalities: only ['text'] is supported", param="modalities")
@@ -263,7 +273,7 @@ def refuse_unserved(extra: Mapping[str, Any]) -> None:
 KNOWN_AND_HARMLESS = frozenset(
     {
         "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-        "prompt_cache_retention", "verbosity", "prediction", "response_format", "modalities",
+        "prompt_cache_retention", "verbosity", "prediction", "modalities",
         "functions", "function_call",
     }
 )  # fmt: skip

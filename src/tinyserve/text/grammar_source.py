@@ -16,6 +16,7 @@ from typing import Any
 
 from tinyserve.errors import RequestError
 from tinyserve.text.grammar_spec import GrammarSpec
+from tinyserve.text.reasoning import CLOSER, OPENER
 
 MAX_CHARACTERS = 1 << 18  # bounds how deep the compiler recurses; see `grammar.STACK_BYTES`
 MAX_GBNF_CHARACTERS = 1 << 16  # its converter is plain Python
@@ -40,19 +41,23 @@ def source_of(spec: GrammarSpec, special_id: SpecialId) -> str:
             f"the grammar has {len(spec.value)} characters; at most {MAX_CHARACTERS} are accepted",
             param=spec.param,
         )
-    top = {"name": "top", "lark_grammar": _beginning(spec.after, special_id) + _OPTIONS}
+    top = {"name": "top", "lark_grammar": _beginning(spec, special_id) + _OPTIONS}
     return json.dumps({"grammars": [top, {"name": "answer", **_answer(spec)}]}, ensure_ascii=False)
 
 
-def _beginning(after: str | None, special_id: SpecialId) -> str:
-    if after is None:
+def _beginning(spec: GrammarSpec, special_id: SpecialId) -> str:
+    """The rules of what comes before the constraint: thinking, or nothing."""
+    if spec.after is None and not spec.may_think:
         return "start: @answer\n"
-    token_id = special_id(after)
-    if token_id is None:
-        free = f"free[suffix={json.dumps(after)}]: /(?s:.*)/"
+    begin, end = OPENER, spec.after or CLOSER
+    begin_id, end_id = special_id(begin), special_id(end)
+    opener = json.dumps(begin) if begin_id is None else f"<[{begin_id}]>"
+    if end_id is None:
+        thinking = f"thinking[suffix={json.dumps(end)}]: /(?s:.*)/"
     else:
-        free = f"free: /(?s:.*)/ <[{token_id}]>"
-    return f"start: free SPACE @answer\n{free}\nSPACE: /[ \\n]{{0,2}}/\n"
+        thinking = f"thinking: /(?s:.*)/ <[{end_id}]>"
+    first = "thinking SPACE" if spec.after is not None else f"({opener} thinking SPACE)?"
+    return f"start: {first} @answer\n{thinking}\nSPACE: /[ \\n]{{0,2}}/\n"
 
 
 def _answer(spec: GrammarSpec) -> dict[str, Any]:

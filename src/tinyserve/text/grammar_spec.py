@@ -28,13 +28,14 @@ class GrammarSpec:
     (JSON), a grammar (llguidance's dialect of Lark, which may hold `%json {...}`; or GBNF); nothing
     for "json_object".
 
-    `after`: text that comes first and is free up to and including this end, as where the prompt has
-    opened the model's thinking. `param` is the request's field, for errors.
+    `after`: what ends the free text that comes first, where the prompt has opened the model's
+    thinking. `may_think`: the model may open it itself. `param` is the request's field, for errors.
     """
 
     kind: Kind
     value: str = ""
     after: str | None = None
+    may_think: bool = False
     param: str | None = field(default=None, compare=False)
 
 
