@@ -44,7 +44,8 @@ class Pages:
         page = context.new_page()
         page.on("console", self._note)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.goto(f"{url}/#{view}")
+        if url != "about:blank":
+            page.goto(f"{url}/#{view}")
         return page
 
     def close(self) -> None:

@@ -121,7 +121,9 @@ INSPECT = """async (text) => {
   const found = {
     tags: [...new Set(elements.map(({ tagName }) => tagName))],
     attributes: [...new Set(elements.flatMap((each) => each.getAttributeNames()))],
-    links: [...target.querySelectorAll("a")].map(({ href, rel, target }) => ({ href, rel, target })),
+    links: elements
+      .filter(({ tagName }) => tagName === "A")
+      .map((link) => ({ href: link.href, rel: link.rel, home: link.target })),
     nested: target.querySelector("a a") !== null,
     text: target.textContent,
     hacked: window.hacked ?? null,
@@ -143,7 +145,7 @@ def assert_harmless(page: Page, text: str) -> dict[str, Any]:
     for link in found["links"]:
         assert link["href"].startswith(("http://", "https://")), link
         assert set(link["rel"].split()) >= {"noopener", "noreferrer"}
-        assert link["target"] == "_blank"
+        assert link["home"] == "_blank"
     assert not found["nested"]
     assert found["hacked"] is None
     return found
