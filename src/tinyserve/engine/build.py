@@ -28,7 +28,7 @@ from tinyserve.engine.memory import available_memory, total_memory
 from tinyserve.engine.plan import Runner
 from tinyserve.engine.request import Pooling
 from tinyserve.engine.runner import ModelRunner
-from tinyserve.engine.speculation import make_draw, make_drafter
+from tinyserve.engine.speculation import make_drafter, make_draw
 from tinyserve.errors import ConfigError
 from tinyserve.kernels.ops import NUMERICS_VERSION
 from tinyserve.kv.manager import KVManager

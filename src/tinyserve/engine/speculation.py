@@ -6,6 +6,7 @@ from typing import Any
 
 from tinyserve.config import SpecConfig
 from tinyserve.engine.rejection import DrawRows, draw_by_rejection, draw_coupled
+from tinyserve.spec.controller import AdaptiveController
 from tinyserve.spec.drafter import Drafter
 from tinyserve.spec.ngram import NgramProposer
 from tinyserve.spec.proposer import Proposer
@@ -16,7 +17,7 @@ def make_drafter(spec: SpecConfig) -> Drafter | None:
     """The drafter that `spec` asks for; None where speculation is off."""
     if not spec.enabled:
         return None
-    return Drafter(make_proposer(spec))
+    return Drafter(make_proposer(spec), AdaptiveController() if spec.adaptive else None)
 
 
 def make_draw(spec: SpecConfig) -> DrawRows:

@@ -29,8 +29,10 @@ class Controller(Protocol):
         """How many drafts for each (sequence id, most) in a step of `num_rows` other rows."""
         ...
 
-    def learn(self, seconds: float, proposing: float, outcomes: Sequence[Outcome]) -> None:
-        """A step of these decodes alone took `seconds`, `proposing` of them for the drafts."""
+    def learn(self, seconds: float | None, proposing: float, outcomes: Sequence[Outcome]) -> None:
+        """A step of these decodes took `seconds`, `proposing` of them for the drafts; None where
+        prompts shared the step, so that its time says nothing.
+        """
         ...
 
     def forget(self, seq_id: int) -> None: ...
@@ -75,10 +77,10 @@ class Drafter:
     def learn(self, num_rows: int, seconds: float, outcomes: Sequence[Outcome]) -> None:
         """A step of `num_rows` rows took `seconds`, proposing included."""
         proposing, self._proposing = self._proposing, 0.0
-        if self._controller is None:
+        if self._controller is None or not outcomes:
             return
-        if num_rows == len(outcomes) + sum(outcome.num_drafts for outcome in outcomes):
-            self._controller.learn(seconds, proposing, outcomes)
+        is_pure = num_rows == len(outcomes) + sum(outcome.num_drafts for outcome in outcomes)
+        self._controller.learn(seconds if is_pure else None, proposing, outcomes)
 
     def forget(self, seq: Known) -> None:
         """The sequence has ended."""
