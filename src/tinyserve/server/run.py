@@ -36,7 +36,7 @@ from tinyserve.server.state import ServerState
 logger = logging.getLogger("tinyserve.server")
 
 GRACE_S = 2  # for responses to go out once their requests have been ended
-DEATH_GRACE_S = 5.0  # for clients and probes to learn that the engine is dead
+DEATH_GRACE_S = 2.0  # for clients and probes to learn that the engine is dead
 CERT_REQS = {
     "none": ssl.CERT_NONE,
     "optional": ssl.CERT_OPTIONAL,
