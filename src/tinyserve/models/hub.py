@@ -6,7 +6,9 @@ first use.
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,6 +49,8 @@ def download(hub_id: HubId) -> Path:
     """
     import huggingface_hub
 
+    if not sys.stderr.isatty():  # bars would fill logs
+        importlib.import_module("huggingface_hub.utils").disable_progress_bars()
     try:
         if hub_id.file is not None:
             return Path(
