@@ -78,9 +78,9 @@ def build_engine(config: TinyServeConfig, progress: Progress | None = None) -> E
     )
     # Embeddings may be padded past the tokenizer's last id; such ids are never drawn.
     runner.known_vocab = min(runner.known_vocab, tokenizer.vocab_size)
-    drafter = make_drafter(config.spec)
+    drafter = make_drafter(config, tokenizer, runner, progress)
     engine = assemble(config, checkpoint, tokenizer, runner, notes, drafter)
-    runner.note_process()
+    runner.note_process(engine.core.memory_report())
     return engine
 
 

@@ -157,6 +157,8 @@ class EngineCore:
         num_bytes = self._kv.bookkeeping_bytes()
         report = dict(self.runner.memory_report())
         report["kv_bookkeeping"] = {"reserved": num_bytes, "touched": num_bytes}
+        if self._drafter is not None:
+            report.update(self._drafter.memory_report())
         return report
 
     def _rows(self, work: list[Work]) -> tuple[list[SampleRow], list[int]]:

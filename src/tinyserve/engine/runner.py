@@ -7,7 +7,7 @@ Knows nothing of requests or policies: a plan's ids and ints are all it is told.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -102,13 +102,15 @@ class ModelRunner:
             self._states = self._compile_rows(self.decoder.states)
         return self._states.run(_with_rows(batch, rows))
 
-    def note_process(self) -> None:
-        """Measure what the process holds besides this model: interpreter, libraries, tokenizer.
+    def note_process(self, report: Mapping[str, Any] | None = None) -> None:
+        """Measure what the process holds besides what `report` lists (`memory_report`, where it is
+        left out): interpreter, libraries, tokenizer.
 
-        Call it once everything is loaded. From then on the touched bytes of `memory_report` add up
-        to the process's resident memory.
+        Call it once everything is loaded. From then on the touched bytes of the report add up to
+        the process's resident memory.
         """
-        known = sum(item["touched"] for item in self.memory_report().values())
+        report = self.memory_report() if report is None else report
+        known = sum(item["touched"] for item in report.values())
         self.process_bytes = max(0, resident_memory() - known)
 
     def memory_report(self) -> dict[str, Any]:

@@ -82,6 +82,11 @@ class Drafter:
         is_pure = num_rows == len(outcomes) + sum(outcome.num_drafts for outcome in outcomes)
         self._controller.learn(seconds if is_pure else None, proposing, outcomes)
 
+    def memory_report(self) -> dict[str, Any]:
+        """Bytes by item, reserved and touched, of proposers that hold many."""
+        report = getattr(self.proposer, "memory_report", None)
+        return {} if report is None else dict(report())
+
     def forget(self, seq: Known) -> None:
         """The sequence has ended."""
         self.proposer.forget(seq)

@@ -13,6 +13,7 @@ full, it becomes the old one, and the old one is dropped. Outputs of private seq
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from tinyserve.spec.automaton import ROOT, SuffixAutomaton
 from tinyserve.spec.proposer import Draft, Known
@@ -81,10 +82,10 @@ class SuffixProposer:
         if known is not None and not seq.is_private:
             self._past.add(seq.output_ids)
 
-    @property
-    def nbytes(self) -> int:
-        """About what the automata occupy."""
-        return self._past.nbytes + sum(own.nbytes for own in self._own.values())
+    def memory_report(self) -> dict[str, Any]:
+        """About what the automata occupy, in bytes."""
+        num_bytes = self._past.nbytes + sum(own.nbytes for own in self._own.values())
+        return {"drafts": {"reserved": num_bytes, "touched": num_bytes}}
 
     def _next(self, seq: Known, count: int) -> list[int]:
         tokens = seq.token_ids
