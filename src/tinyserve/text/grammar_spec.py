@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tinyserve.errors import RequestError
+from tinyserve.text.grammar_schema import with_additional, with_closed_objects
 
 Kind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 
@@ -29,13 +30,15 @@ class GrammarSpec:
     for "json_object".
 
     `after`: what ends the free text that comes first, where the prompt has opened the model's
-    thinking. `may_think`: the model may open it itself. `param` is the request's field, for errors.
+    thinking. `may_think`: the model may open it itself. `or_else` is what the text may be instead.
+    `param` is the request's field, for errors.
     """
 
     kind: Kind
     value: str = ""
     after: str | None = None
     may_think: bool = False
+    or_else: GrammarSpec | None = None
     param: str | None = field(default=None, compare=False)
 
 
@@ -47,7 +50,9 @@ def spec_of_options(options: Mapping[str, Any], param: str) -> GrammarSpec | Non
     """
     if not isinstance(options, Mapping):
         raise RequestError(f"{param} must be an object", param=param)
-    given = {k: v for k, v in options.items() if v is not None and v is not False}
+    given = {k: v for k, v in options.items() if v is not None}
+    if given.get("json_object") is False:
+        del given["json_object"]
     for name in given:
         if name in _UNSUPPORTED:
             raise RequestError(f"{param}.{name}: {_UNSUPPORTED[name]}", param=f"{param}.{name}")
@@ -61,7 +66,7 @@ def spec_of_options(options: Mapping[str, Any], param: str) -> GrammarSpec | Non
     check_backend(given.get("backend"), f"{param}.backend")
     style = JsonStyle.of(given, param)
     if not named:
-        if style != JsonStyle():
+        if style.asks:
             raise RequestError(f"{param} names no constraint to apply its options to", param=param)
         return None
     name = named[0]
@@ -76,12 +81,10 @@ def spec_of_value(name: str, value: Any, param: str, style: JsonStyle | None = N
     if name == "json_object":
         if value is not True:
             raise RequestError(f"{param} must be true or false", param=param)
-        return (
-            json_schema_spec({"type": "object"}, param, style)
-            if style.options
-            else json_object(param)
-        )
-    if style != JsonStyle():
+        if style.options:
+            return json_schema_spec({"type": "object"}, param, style)
+        return GrammarSpec("json_object", param=param)
+    if style.asks:
         raise RequestError(
             f"{param}: options of JSON's spacing and properties go with json only", param=param
         )
@@ -90,11 +93,6 @@ def spec_of_value(name: str, value: Any, param: str, style: JsonStyle | None = N
     if not isinstance(value, str) or not value:
         raise RequestError(f"{param} must be a string, and not empty", param=param)
     return GrammarSpec("regex" if name == "regex" else "lark", value, param=param)
-
-
-def json_object(param: str) -> GrammarSpec:
-    """Any JSON object."""
-    return GrammarSpec("json_object", param=param)
 
 
 def json_schema_spec(schema: Any, param: str, style: JsonStyle | None = None) -> GrammarSpec:
@@ -106,9 +104,8 @@ def json_schema_spec(schema: Any, param: str, style: JsonStyle | None = None) ->
             raise RequestError(f"{param} is not valid JSON: {error}", param=param) from None
     if not isinstance(schema, Mapping):
         raise RequestError(f"{param} must be a JSON schema, which is an object", param=param)
-    if style is not None:
-        schema = style.apply(schema, param)
     try:
+        schema = (style or JsonStyle()).apply(schema)
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"{param} is not JSON: {error}", param=param) from None
@@ -134,11 +131,13 @@ def check_backend(name: Any, param: str) -> None:
 
 @dataclass(frozen=True)
 class JsonStyle:
-    """How JSON may be laid out, and whether objects may have properties that no schema names."""
+    """How JSON may be laid out, and whether objects that list their properties may have others;
+    None: by `text/grammar_schema.py`.
+    """
 
     whitespace_pattern: str | None = None
     is_compact: bool = False
-    is_closed: bool = False
+    is_closed: bool | None = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any], param: str) -> JsonStyle:
@@ -147,10 +146,10 @@ class JsonStyle:
         if pattern is not None and not isinstance(pattern, str):
             name = f"{param}.whitespace_pattern"
             raise RequestError(f"{name} must be a string", param=name)
-        flags = []
+        flags: list[bool | None] = []
         for flag in ("disable_any_whitespace", "disable_additional_properties", "disable_fallback"):
-            value = options.get(flag, False)
-            if not isinstance(value, bool):
+            value = options.get(flag)
+            if not isinstance(value, bool | None):
                 raise RequestError(f"{param}.{flag} must be true or false", param=f"{param}.{flag}")
             flags.append(value)
         if pattern is not None and flags[0]:
@@ -158,7 +157,12 @@ class JsonStyle:
                 f"{param}: whitespace_pattern and disable_any_whitespace exclude each other",
                 param=param,
             )
-        return cls(pattern, flags[0], flags[1])
+        return cls(pattern, bool(flags[0]), flags[1])
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks for anything; an option that is off does not."""
+        return self.whitespace_pattern is not None or self.is_compact or bool(self.is_closed)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -171,37 +175,13 @@ class JsonStyle:
             return {"whitespace_pattern": self.whitespace_pattern}
         return {}
 
-    def apply(self, schema: Mapping[str, Any], param: str) -> Mapping[str, Any]:
+    def apply(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
         """The schema with this style in it; its own `x-guidance` gives way."""
-        if self.is_closed:
-            try:
-                schema = _closed(schema)
-            except RecursionError:
-                raise RequestError(f"{param} is nested too deeply", param=param) from None
+        if self.is_closed is None:
+            schema = with_closed_objects(schema)
+        else:
+            schema = with_additional(schema, not self.is_closed)
         own = schema.get("x-guidance", {})
         if not self.options or not isinstance(own, Mapping):
             return schema
         return {**schema, "x-guidance": {**own, **self.options}}
-
-
-_VERBATIM = frozenset(("enum", "const", "default", "examples", "x-guidance"))
-_MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
-
-
-def _closed(schema: Any) -> Any:
-    """Objects that list their properties take no others, unless they say that they do."""
-    if isinstance(schema, list):
-        return [_closed(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    result: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _VERBATIM:
-            result[key] = value
-        elif key in _MAPS and isinstance(value, Mapping):
-            result[key] = {name: _closed(inner) for name, inner in value.items()}
-        else:
-            result[key] = _closed(value)
-    if "properties" in result or "patternProperties" in result:
-        result.setdefault("additionalProperties", False)
-    return result

@@ -1,0 +1,81 @@
+"""Objects of a JSON schema that say nothing of further properties: closed, as a grammar wants them.
+
+JSON schema leaves such objects open, and a model that may add a property after the last one often
+never ends. So they are closed, unless that could contradict the schema; what is generated still
+satisfies it. An explicit `additionalProperties` always stands. Pure functions over parsed JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_VERBATIM = frozenset(("enum", "const", "default", "examples", "x-guidance"))
+_MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
+_OF_OBJECTS = frozenset(("properties", "patternProperties", "required"))
+
+
+def with_closed_objects(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The schema with its objects closed where they list their properties.
+
+    Schemas that put objects together from parts stay as they are: each part allows what the others
+    name. May raise RecursionError.
+    """
+    return schema if _is_composed(schema) else with_additional(schema, False)
+
+
+def with_additional(schema: Any, is_allowed: bool) -> Any:
+    """The schema with `additionalProperties` said wherever it can be and was not."""
+    if isinstance(schema, list):
+        return [with_additional(item, is_allowed) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    result: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _VERBATIM:
+            result[key] = value
+        elif key in _MAPS and isinstance(value, Mapping):
+            result[key] = {
+                name: with_additional(inner, is_allowed) for name, inner in value.items()
+            }
+        else:
+            result[key] = with_additional(value, is_allowed)
+    if "additionalProperties" not in result and (is_allowed or _can_close(result)):
+        result["additionalProperties"] = is_allowed
+    return result
+
+
+def _can_close(schema: Mapping[str, Any]) -> bool:
+    """Whether it lists properties, and asks for none besides."""
+    listed = schema.get("properties")
+    if not isinstance(listed, Mapping):
+        return False
+    required, least = schema.get("required", []), schema.get("minProperties", 0)
+    is_covered = isinstance(required, list) and all(
+        isinstance(name, str) and name in listed for name in required
+    )
+    return is_covered and isinstance(least, int | float) and least <= len(listed)
+
+
+def _is_composed(schema: Any) -> bool:
+    """Whether an object anywhere in it is described in more than one place."""
+    if isinstance(schema, list):
+        return any(map(_is_composed, schema))
+    if not isinstance(schema, Mapping):
+        return False
+    parts = schema.get("allOf")
+    if isinstance(parts, list) and len(parts) > 1:
+        return True
+    has_others = any(key in schema for key in ("allOf", "anyOf", "oneOf", "$ref"))
+    if has_others and not _OF_OBJECTS.isdisjoint(schema):
+        return True
+    return any(map(_is_composed, _below(schema)))
+
+
+def _below(schema: Mapping[str, Any]) -> Iterator[Any]:
+    """The subschemas of a schema, alone or in lists."""
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, Mapping):
+            yield from value.values()
+        elif key not in _VERBATIM:
+            yield value
