@@ -15,6 +15,8 @@ from tinyserve.errors import (
     TinyServeError,
 )
 
+MAX_MESSAGE = 2000  # characters
+
 
 @dataclass(frozen=True)
 class HTTPFailure:
@@ -48,6 +50,8 @@ def error_object(
     }
     default = "invalid_request_error" if status < 500 else "server_error"
     kind = kinds.get(status, default)
+    if len(message) > MAX_MESSAGE:  # it may quote what the client sent
+        message = message[:MAX_MESSAGE] + " ..."
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 

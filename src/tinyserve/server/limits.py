@@ -1,21 +1,33 @@
-"""Checks of a request that need neither tokens nor the engine: limits, and fields that contradict.
+"""Checks of a request that need no engine: limits, and fields that contradict each other.
 
 Each raises RequestError naming the field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tinyserve.engine.intake import Prompt, split_prompts
+from tinyserve.engine.request import EngineRequest
 from tinyserve.errors import RequestError
+from tinyserve.server.deltas import DeltaOptions
 from tinyserve.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
 
+MAX_BEST_OF = 20
 MAX_PROMPTS = 1024  # in one request
 MAX_CHOICES = 1024  # prompts times n
 MAX_SALT_LENGTH = 1024
 MAX_PRIORITY = 2**31
+MAX_ITEMS = {
+    "stop": 16,
+    "bad_words": 512,
+    "logit_bias": 1024,
+    "stop_token_ids": 1024,
+    "allowed_token_ids": 1 << 18,
+}
+MAX_CHARACTERS = {"stop": 1024, "bad_words": 256}  # of each string
+MAX_SCORES = 1 << 21  # logprobs kept for one answer, of prompts and of what is not streamed
 
 
 def check_limits(
@@ -27,6 +39,7 @@ def check_limits(
             raise RequestError(
                 f"{name} must be between 0 and {max_logprobs}, got {value}", param=name
             )
+    check_sizes(body)
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs is not available in a stream", param="prompt_logprobs")
     if body.stream_options is not None and not body.stream:
@@ -44,11 +57,56 @@ def check_limits(
         raise RequestError("priority is out of range", param="priority")
 
 
+def check_sizes(body: GenerationRequest) -> None:
+    """Lists that cost time at every token."""
+    for name, limit in MAX_ITEMS.items():
+        value = getattr(body, name)
+        items = () if value is None or isinstance(value, str) else value
+        if len(items) > limit:
+            raise RequestError(f"{name}: at most {limit} entries, got {len(items)}", param=name)
+    for name, limit in MAX_CHARACTERS.items():
+        value = getattr(body, name) or ()
+        for text in (value,) if isinstance(value, str) else value:
+            if len(text) > limit:
+                raise RequestError(
+                    f"{name}: at most {limit} characters in a string, got {len(text)}", param=name
+                )
+
+
 def check_completion(body: CompletionRequest) -> None:
     if body.suffix:
-        raise RequestError("suffix is not supported by this model", param="suffix")
-    if body.best_of is not None and body.best_of != (body.n or 1):
-        raise RequestError("best_of is supported only where it equals n", param="best_of")
+        raise RequestError(
+            "suffix (text after the completion) is not supported by this model", param="suffix"
+        )
+    if body.best_of is None:
+        return
+    if not (body.n or 1) <= body.best_of <= MAX_BEST_OF:
+        raise RequestError(
+            f"best_of must be between n ({body.n or 1}) and {MAX_BEST_OF}, got {body.best_of}",
+            param="best_of",
+        )
+    if body.stream and body.best_of > (body.n or 1):
+        raise RequestError("best_of cannot choose among streams", param="best_of")
+
+
+def check_scores(
+    requests: Sequence[EngineRequest], options: DeltaOptions, *, is_stream: bool
+) -> None:
+    """The logprobs that would have to be kept until the answer is complete."""
+    for_prompts = for_outputs = 0
+    for request in requests:
+        params = request.params
+        if params.prompt_logprobs is not None:
+            for_prompts += (1 + params.prompt_logprobs) * len(request.prompt_token_ids)
+        if options.logprobs is not None and not is_stream:
+            for_outputs += (1 + options.logprobs) * params.n * (params.max_tokens or 0)
+    for name, count in (("prompt_logprobs", for_prompts), ("logprobs", for_prompts + for_outputs)):
+        if count > MAX_SCORES:
+            raise RequestError(
+                f"{name}: the answer could hold {count} logprobs, and at most {MAX_SCORES} are kept"
+                "; ask for fewer of them, fewer tokens or choices, or a stream",
+                param=name,
+            )
 
 
 def check_chat(body: ChatRequest) -> None:

@@ -8,6 +8,7 @@ requests.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import logging
 import secrets
@@ -21,15 +22,17 @@ from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Prompt
 from tinyserve.engine.request import EngineRequest
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import UnknownModelError
+from tinyserve.server.best_of import BestOfShape
 from tinyserve.server.chat_context import ChatContext as ChatContext
 from tinyserve.server.chat_context import MakeWriter
-from tinyserve.server.chat_prompt import calls_spec, chat_context, encode_chat
+from tinyserve.server.chat_prompt import chat_context, encode_chat
 from tinyserve.server.chat_shape import ChatShape
 from tinyserve.server.deltas import DeltaMaker, DeltaOptions, PromptPart
 from tinyserve.server.limits import (
     check_chat,
     check_completion,
     check_limits,
+    check_scores,
     checked_prompts,
 )
 from tinyserve.server.protocol import (
@@ -120,8 +123,12 @@ class Service:
         model = self._admit(body, "logprobs", body.logprobs)
         check_completion(body)
         fields = body.sampling_fields()
-        if body.logprobs is not None:
-            fields["logprobs"] = body.logprobs
+        chooses = body.best_of is not None and body.best_of > (body.n or 1)
+        if chooses:
+            fields["n"] = body.best_of
+        logprobs = body.logprobs if body.logprobs is not None or not chooses else 0
+        if logprobs is not None:
+            fields["logprobs"] = logprobs
         score_prompt = bool(body.echo) and body.logprobs is not None
         if score_prompt:
             fields["prompt_logprobs"] = max(body.logprobs or 0, body.prompt_logprobs or 0)
@@ -133,12 +140,17 @@ class Service:
             self._echo_text(p, ids, body, params) for p, ids in zip(prompts, encoded, strict=True)
         ]
         grammar = await self._compiled(spec_of(body))
-        options = DeltaOptions(body.logprobs, score_prompt, params.skip_special_tokens)
-        shape = CompletionShape(
+        options = DeltaOptions(logprobs, score_prompt, params.skip_special_tokens)
+        make_shape: Callable[..., CompletionShape] = CompletionShape
+        if chooses:
+            make_shape = functools.partial(
+                BestOfShape, shows_logprobs=body.logprobs is not None, scores_prompt=score_prompt
+            )
+        shape = make_shape(
             self.engine.intake.tokenizer,
             self._identity("cmpl", model),
             shape_options(body),
-            num_choices=params.n * len(encoded),
+            num_choices=(body.n or 1) * len(encoded),
         )
         return self._prepared(
             body, client, params, (encoded, texts), options, shape, grammar=grammar
@@ -176,7 +188,7 @@ class Service:
             options,
             make_writer(context),
             visible_ids=context.visible_ids,
-            grammar=await self._compiled(chat_spec(context, calls_spec(context))),
+            grammar=await self._compiled(chat_spec(context)),
         )
 
     async def _compiled(self, spec: GrammarSpec | None) -> Grammar | None:
@@ -218,6 +230,7 @@ class Service:
                 params,
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
+                speculative=body.speculative is not False,
                 client=client,
                 **extra,
             )
@@ -226,6 +239,7 @@ class Service:
                 PromptPart(request.request_id, i * params.n, request.prompt_token_ids, echo)
             )
         deltas = DeltaMaker(self.engine.intake.tokenizer, parts, options)
+        check_scores(requests, options, is_stream=bool(body.stream))
         job = Job(group, client, requests, deltas, num_choices=params.n * len(parts))
         return Prepared(job, writer, bool(body.stream))
 

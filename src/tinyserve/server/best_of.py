@@ -1,0 +1,57 @@
+"""`best_of`: of more choices than are shown, the likeliest by mean logprob of the generated tokens.
+
+Only whole answers can choose. All that was generated counts as usage, as with OpenAI.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from tinyserve.server.deltas import Delta, DeltaMaker, ScoredToken
+from tinyserve.server.shapes import CompletionShape
+
+
+class BestOfShape(CompletionShape):
+    """Shows `num_choices` of the choices that its deltas hold, the same share of each prompt's.
+
+    The deltas carry logprobs, which are shown only if `shows_logprobs`; with `scores_prompt` they
+    begin with the prompt's.
+    """
+
+    def __init__(
+        self, *arguments: Any, shows_logprobs: bool, scores_prompt: bool, **options: Any
+    ) -> None:
+        super().__init__(*arguments, **options)
+        self._shows_logprobs = shows_logprobs
+        self._scores_prompt = scores_prompt
+
+    def whole(self, deltas: Sequence[Delta], maker: DeltaMaker) -> dict[str, Any]:
+        scores = self._mean_logprobs(deltas, maker)
+        num_parts = len(maker.parts)
+        num_made, num_shown = len(scores) // num_parts, self._num_choices // num_parts
+        places: dict[int, int] = {}  # choice index as generated -> as shown
+        for i, part in enumerate(maker.parts):
+            made = range(part.first_index, part.first_index + num_made)
+            ranked = sorted(made, key=lambda index: (-scores[index], index))
+            places.update({c: i * num_shown + place for place, c in enumerate(ranked[:num_shown])})
+        kept = [self._shown(d, places[d.index]) for d in deltas if d.index in places]
+        return super().whole(kept, maker)
+
+    def _mean_logprobs(self, deltas: Sequence[Delta], maker: DeltaMaker) -> dict[int, float]:
+        """Of each choice, over the generated tokens alone."""
+        tokens: dict[int, list[ScoredToken]] = {}
+        for delta in deltas:
+            tokens.setdefault(delta.index, []).extend(delta.logprobs or ())
+        per_part = len(tokens) // len(maker.parts)
+        means = {}
+        for index, scored in tokens.items():
+            prompt = maker.parts[index // per_part].token_ids if self._scores_prompt else ()
+            logprobs = [token.logprob or 0.0 for token in scored[len(prompt) :]]
+            means[index] = sum(logprobs) / max(1, len(logprobs))
+        return means
+
+    def _shown(self, delta: Delta, index: int) -> Delta:
+        logprobs = delta.logprobs if self._shows_logprobs else None
+        return dataclasses.replace(delta, index=index, logprobs=logprobs)

@@ -1,0 +1,205 @@
+"""Limits at the door: each refusal is a 400 that names the field, and the next request works."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from helpers.fake_service import make_engine
+from helpers.live_server import Live, live, ok, wait_for
+
+from tinyserve.config import TinyServeConfig
+from tinyserve.engine.build import build_engine
+from tinyserve.server.limits import MAX_SCORES
+
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+CHAT_BODY = {"messages": [{"role": "user", "content": "hello"}]}
+
+
+@pytest.fixture(scope="module")
+def synthetic() -> Iterator[Live]:
+    """A small random model that really computes."""
+    config = TinyServeConfig.from_dict(
+        {"model": {"name": "synthetic", "threads": 1}, "cache": {"num_blocks": 256}}
+    )
+    with live(build_engine(config), check_idle=False) as served:
+        yield served
+
+
+def refused(served: Live, path: str, **body: Any) -> dict[str, Any]:
+    response = served.post(path, **body)
+    assert response.status_code == 400, response.text
+    error: dict[str, Any] = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert served.runner.steps == 0  # nothing has reached the model
+    return error
+
+
+BOTH: list[tuple[str, dict[str, Any]]] = [
+    ("n", {"n": 0}),
+    ("n", {"n": -1}),
+    ("n", {"n": 129}),
+    ("n", {"n": 100_000}),
+    ("n", {"n": 10**30}),
+    ("n", {"n": 1.5}),
+    ("stop", {"stop": ["x"] * 17}),
+    ("stop", {"stop": "x" * 1025}),
+    ("stop", {"stop": ["x" * 1025]}),
+    ("stop", {"stop": [""]}),
+    ("stop_token_ids", {"stop_token_ids": [1] * 1025}),
+    ("stop_token_ids", {"stop_token_ids": [-1]}),
+    ("stop_token_ids", {"stop_token_ids": [10**6], "min_tokens": 2}),
+    ("bad_words", {"bad_words": ["x"] * 513}),
+    ("bad_words", {"bad_words": ["x" * 257]}),
+    ("bad_words", {"bad_words": [""]}),
+    ("logit_bias", {"logit_bias": {str(i): 1 for i in range(1025)}}),
+    ("logit_bias", {"logit_bias": {"1": 101}}),
+    ("logit_bias", {"logit_bias": {"x": 1}}),
+    ("logit_bias", {"logit_bias": {"512": 1}}),
+    ("allowed_token_ids", {"allowed_token_ids": []}),
+    ("allowed_token_ids", {"allowed_token_ids": [512]}),
+    ("allowed_token_ids", {"allowed_token_ids": [1] * ((1 << 18) + 1)}),
+    ("min_tokens", {"min_tokens": 6, "max_tokens": 5}),
+    ("seed", {"seed": 10**400}),
+    ("priority", {"priority": 2**31}),
+    ("cache_salt", {"cache_salt": ""}),
+    ("cache_salt", {"cache_salt": "x" * 1025}),
+    ("prompt_logprobs", {"prompt_logprobs": 21}),
+    ("prompt_logprobs", {"prompt_logprobs": -1}),
+    ("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
+]
+
+
+@pytest.mark.parametrize(("field", "body"), BOTH)
+def test_sam_10_mem_05_limits_of_both_routes(
+    served: Live, field: str, body: dict[str, Any]
+) -> None:
+    assert refused(served, COMPLETIONS, prompt="x", **body)["param"] == field
+    assert refused(served, CHAT, **CHAT_BODY, **body)["param"] == field
+    served.complete(max_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("field", "body"),
+    [
+        ("logprobs", {"logprobs": 21}),
+        ("logprobs", {"logprobs": -1}),
+        ("best_of", {"best_of": 21}),
+        ("best_of", {"best_of": 0}),
+        ("best_of", {"best_of": -1}),
+        ("best_of", {"n": 3, "best_of": 2}),
+        ("best_of", {"n": 25, "best_of": 25}),
+        ("best_of", {"best_of": 2, "stream": True}),
+        ("suffix", {"suffix": "and so on"}),
+        ("prompt", {"prompt": ["x"] * 1025}),
+        ("prompt", {"prompt": ["x"] * 20, "n": 60}),
+        ("prompt", {"prompt": ["x"] * 60, "best_of": 20}),
+        ("prompt", {"prompt": []}),
+    ],
+)
+def test_sam_07_limits_of_completions(served: Live, field: str, body: dict[str, Any]) -> None:
+    assert refused(served, COMPLETIONS, **{"prompt": "x", **body})["param"] == field
+    served.complete(max_tokens=1)
+
+
+def test_log_01_limits_of_top_logprobs(served: Live) -> None:
+    for value in (-1, 21):
+        error = refused(served, CHAT, **CHAT_BODY, logprobs=True, top_logprobs=value)
+        assert error["param"] == "top_logprobs"
+    assert refused(served, CHAT, **CHAT_BODY, top_logprobs=5)["param"] == "top_logprobs"
+
+
+def test_values_at_the_limits_are_served(served: Live) -> None:
+    served.complete(n=128, max_tokens=1)
+    served.complete(["x"] * 128, n=8, max_tokens=1)
+    served.complete(best_of=20, max_tokens=1)
+    served.complete(suffix="", max_tokens=1)
+    served.complete(stop=["x" * 1024] * 16, max_tokens=1)
+    served.complete(bad_words=["x" * 200] * 512, max_tokens=1)
+    served.complete(logit_bias={str(i): 1 for i in range(512)}, max_tokens=1)
+    served.complete(logprobs=20, prompt_logprobs=20, max_tokens=1)
+
+
+def test_mem_05_logprobs_that_would_have_to_be_kept_are_bounded(served: Live) -> None:
+    long = [65] * 400
+    error = refused(served, COMPLETIONS, prompt=[long] * 300, prompt_logprobs=20, max_tokens=1)
+    assert error["param"] == "prompt_logprobs"
+    assert str(MAX_SCORES) in error["message"]
+    error = refused(served, COMPLETIONS, prompt=[long] * 300, logprobs=20, echo=True, max_tokens=1)
+    assert error["param"] in ("prompt_logprobs", "logprobs")
+    many = {"prompt": [[65]] * 8, "n": 128, "logprobs": 20, "max_tokens": 500}
+    assert refused(served, COMPLETIONS, **many)["param"] == "logprobs"
+    served.complete(long, prompt_logprobs=20, max_tokens=1)
+
+
+def test_messages_that_quote_the_request_are_cut(served: Live) -> None:
+    response = served.post(COMPLETIONS, model="m" * 100_000, prompt="x")
+    assert response.status_code == 404
+    assert len(response.content) < 3000
+
+
+# -- best_of --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("echo", [False, True])
+@pytest.mark.parametrize("logprobs", [None, 2])
+def test_best_of_shows_the_likeliest_of_what_was_made(
+    synthetic: Live, echo: bool, logprobs: int | None
+) -> None:
+    prompts = ["the sun", "a longer prompt about rain"]
+    body = {"prompt": prompts, "seed": 7, "max_tokens": 6, "echo": echo, "temperature": 1.5}
+    all_made = ok(synthetic.post(COMPLETIONS, **body, n=5, logprobs=2))
+    made = all_made["choices"]
+    best = ok(synthetic.post(COMPLETIONS, **body, n=2, best_of=5, logprobs=logprobs))
+    assert [choice["index"] for choice in best["choices"]] == [0, 1, 2, 3]
+    for i, prompt in enumerate(prompts):
+        num_echoed = len(synthetic.engine.intake.encode(prompt)) if echo else 0
+
+        def mean(choice: dict[str, Any], num_echoed: int = num_echoed) -> float:
+            scores = choice["logprobs"]["token_logprobs"][num_echoed:]
+            return math.fsum(scores) / len(scores)
+
+        ranked = sorted(made[5 * i : 5 * i + 5], key=mean, reverse=True)[:2]
+        shown = best["choices"][2 * i : 2 * i + 2]
+        assert [c["text"] for c in shown] == [c["text"] for c in ranked]
+        expected = [None, None] if logprobs is None else [c["logprobs"] for c in ranked]
+        assert [c["logprobs"] for c in shown] == expected
+    assert best["usage"]["completion_tokens"] == all_made["usage"]["completion_tokens"]
+    assert best["usage"]["prompt_tokens"] == all_made["usage"]["prompt_tokens"]
+
+
+def test_best_of_equal_to_n_changes_nothing(synthetic: Live) -> None:
+    body = {"prompt": "the sun", "seed": 7, "max_tokens": 6, "n": 3}
+    plain, best = (ok(synthetic.post(COMPLETIONS, **body, **b)) for b in ({}, {"best_of": 3}))
+    assert best["choices"] == plain["choices"]
+    assert best["usage"] == plain["usage"]
+
+
+def test_best_of_without_a_token(served: Live) -> None:
+    answer = served.complete("hello", n=2, best_of=4, max_tokens=0, echo=True)
+    assert [choice["text"] for choice in answer["choices"]] == ["hello"] * 2
+
+
+# -- the queue ------------------------------------------------------------------------------------
+
+
+def test_the_queue_is_bounded_in_tokens() -> None:
+    engine = make_engine(scheduler={"max_num_seqs": 1}, server={"max_queued_tokens": 100})
+    with live(engine) as served:
+        served.runner.gate.clear()
+        opened = [served.open({"prompt": [65], "max_tokens": 1})]
+        wait_for(lambda: served.runner.steps == 1)
+        opened.append(served.open({"prompt": [[65] * 30] * 3, "max_tokens": 1}))
+        wait_for(lambda: served.bridge.num_queued == 3)
+        response = served.post(COMPLETIONS, prompt=[65] * 11)
+        assert response.status_code == 429
+        assert int(response.headers["retry-after"]) >= 1
+        error = response.json()["error"]
+        assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
+        assert "90 prompt tokens" in error["message"]
+        opened.append(served.open({"prompt": [65] * 10, "max_tokens": 1}))
+        wait_for(lambda: served.bridge.num_queued == 4)
+        served.runner.gate.set()
+        assert [c.getresponse().status for c in opened] == [200] * 3
