@@ -42,6 +42,14 @@ def tool_server() -> Iterator[Live]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def plain_server() -> Iterator[Live]:
+    """More room, and no thinking, which a model that draws at random would never end."""
+    sizes = {"cache": {"num_blocks": 2048}, "scheduler": {"max_model_len": 2048}}
+    with live(make_engine(**sizes)) as running:
+        yield running
+
+
 @pytest.fixture
 def served(tool_server: Live) -> Iterator[Live]:
     tool_server.runner.reset()
@@ -202,6 +210,69 @@ def test_log_11_logprobs_beside_calls(served: Live, stream: bool) -> None:
     entries = choice["logprobs"]["content"]
     assert bytes(b for entry in entries[:-1] for b in entry["bytes"]).decode() == text
     assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
+
+
+@pytest.mark.parametrize("tool_choice", ["required", NAMED])
+@pytest.mark.parametrize("stream", [False, True])
+def test_demanded_calls_are_valid_whatever_the_model_would_say(
+    plain_server: Live, tool_choice: Any, stream: bool
+) -> None:
+    """The model draws at random; the grammar makes calls of allowed functions out of it."""
+    city = {"type": "string", "enum": ["Paris", "Rome"]}
+    schema = {
+        "type": "object",
+        "properties": {"city": city, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": schema}}
+    body = {"tools": [tool, TOOLS[1]], "tool_choice": tool_choice, "n": 4, "temperature": 1}
+    body |= {"max_tokens": 1200, "messages": HELLO}
+    choices = (
+        accumulate(plain_server.stream(PATH, **body), 4)
+        if stream
+        else ok(plain_server.post(PATH, **body))["choices"]
+    )
+    for choice in choices:
+        assert choice["finish_reason"] == ("stop" if tool_choice == NAMED else "tool_calls")
+        assert choice["message"]["content"] is None
+        calls = [call["function"] for call in choice["message"]["tool_calls"]]
+        assert len(calls) == 1 if tool_choice == NAMED else 1 <= len(calls) <= 16
+        for call in calls:
+            arguments = json.loads(call["arguments"])
+            if call["name"] == "f":
+                assert arguments == {}
+                assert tool_choice != NAMED
+            else:
+                assert arguments["city"] in ("Paris", "Rome")
+                assert 1 <= arguments["days"] <= 9
+
+
+def test_calls_beside_an_answer_with_a_format(served: Live) -> None:
+    """Where the model may choose, it calls a tool or keeps to the format of the answer."""
+    body = {"tools": TOOLS, "response_format": {"type": "json_object"}, "max_tokens": 60}
+    served.runner.says(CALL)
+    assert ask(served, **body)["message"]["tool_calls"]
+    served.runner.says('{"a": 1}')
+    assert ask(served, **body)["message"]["content"] == '{"a": 1}'
+    served.runner.says("no")
+    choice = ask(served, **body)
+    assert not (choice["message"]["content"] or "").startswith("no")
+    assert refused(served, **body, tool_choice="required")["param"] == "response_format"
+
+
+def test_thinking_comes_before_a_demanded_call(served: Live) -> None:
+    thought = "<think>which tool?</think>"
+    served.runner.says(f"{thought}\n\n{CALL}")
+    choice = ask(served, tools=TOOLS, tool_choice="required")
+    assert choice["message"]["reasoning_content"] == "which tool?"
+    assert choice["message"]["tool_calls"]
+    opened = [*HELLO, {"role": "assistant", "content": "<think>which"}]
+    served.runner.says(f" tool?</think>{CALL}")
+    body = {"tools": TOOLS, "tool_choice": "required", "continue_final_message": True}
+    choice = ask(served, opened, **body)
+    assert choice["message"]["reasoning_content"] == "tool?"
+    assert choice["message"]["tool_calls"]
 
 
 @settings(max_examples=25)

@@ -73,15 +73,6 @@ def test_the_number_of_calls_is_bounded(form: ToolFormat) -> None:
     assert not accepts(single, write_calls(form, [call, call]))
 
 
-def test_thinking_may_come_first() -> None:
-    call = write_calls(HERMES, [("now", {})])
-    grammar = calls_grammar(HERMES, FUNCTIONS, may_think=True)
-    assert accepts(grammar, call)
-    assert accepts(grammar, f"<think>\nSo many < tools.\n</think>\n\n{call}")
-    assert not accepts(grammar, "<think>\nSo many tools.\n</think>\n\nnone")
-    assert not accepts(calls_grammar(HERMES, FUNCTIONS), f"<think></think>{call}")
-
-
 def test_special_tokens_are_named_by_id() -> None:
     ids = {"[TOOL_CALLS]": 9, "[ARGS]": 32}
     grammar = calls_grammar(MISTRAL_ARGS, FUNCTIONS, special_id=ids.get)
@@ -89,10 +80,7 @@ def test_special_tokens_are_named_by_id() -> None:
     hermes = calls_grammar(HERMES, FUNCTIONS, special_id={"<tool_call>": 5, "</tool_call>": 6}.get)
     assert 'call_1: <[5]> "\\n{\\"name\\": \\"now\\", \\"arguments\\": "' in hermes
     assert hermes.count("<[6]>") == len(FUNCTIONS)
-    thinks = calls_grammar(HERMES, FUNCTIONS, may_think=True, special_id={"</think>": 8}.get)
-    assert "thinking: /(?s:.*)/ <[8]>" in thinks
-    for grammar in (hermes, thinks):
-        assert not llguidance.LLMatcher.validate_grammar(grammar, None)
+    assert not llguidance.LLMatcher.validate_grammar(hermes, None)
 
 
 ODD = (

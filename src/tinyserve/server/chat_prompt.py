@@ -15,7 +15,6 @@ from tinyserve.server.protocol import ChatRequest
 from tinyserve.server.shapes import Identity
 from tinyserve.text.grammar_spec import GrammarSpec
 from tinyserve.text.message_format import thinking_after
-from tinyserve.text.reasoning import CLOSER
 from tinyserve.text.tool_grammar import calls_grammar
 from tinyserve.text.tool_use import ToolUse, read_tool_use
 
@@ -91,20 +90,14 @@ def chat_context(
 
 
 def calls_spec(context: ChatContext) -> GrammarSpec | None:
-    """What the text must be where the answer has to be calls; None where it need not.
-
-    Thinking that the prompt has opened comes first; the model may open it itself where its
-    thinking is told apart from the answer. Raises RequestError.
-    """
-    tools, form = context.tools, context.message_format
-    if tools is None or not tools.is_forced or form.tools is None:
+    """What calls of the tools look like; None where no calls are read. Raises RequestError."""
+    tools, form = context.tools, context.message_format.tools
+    if tools is None or form is None:
         return None
-    is_open = form.starts_thinking(context.thinking)
     text = calls_grammar(
-        form.tools,
+        form,
         tools.functions,
         max_calls=tools.max_calls,
         special_id=context.tokenizer.special_id,
-        may_think=form.reads_thinking and context.thinking is None and not is_open,
     )
-    return GrammarSpec("lark", text, after=CLOSER if is_open else None, param="tools")
+    return GrammarSpec("lark", text, param="tools")

@@ -13,12 +13,12 @@ from typing import Any, NoReturn
 
 from tinyserve.errors import RequestError
 from tinyserve.server.chat_context import ChatContext
+from tinyserve.server.chat_prompt import calls_spec
 from tinyserve.server.protocol import GenerationRequest
 from tinyserve.text.grammar_spec import (
     GrammarSpec,
     JsonStyle,
     check_backend,
-    json_object,
     json_schema_spec,
     spec_of_options,
     spec_of_value,
@@ -49,22 +49,26 @@ def spec_of(body: GenerationRequest) -> GrammarSpec | None:
     return found[0] if found else None
 
 
-def chat_spec(context: ChatContext, calls: GrammarSpec | None = None) -> GrammarSpec | None:
-    """The same for a conversation: what the model thinks before its answer stays free.
+def chat_spec(context: ChatContext) -> GrammarSpec | None:
+    """The same for a conversation. What the model thinks before its answer stays free.
 
-    `calls` is the constraint of an answer that has to be calls of tools. Raises RequestError.
+    Where the answer has to be calls of tools, that is the constraint; where the model may choose,
+    calls stay possible beside an answer that keeps to its own. Raises RequestError.
     """
-    spec, form = spec_of(context.body), context.message_format
-    if calls is not None and spec is not None:
-        raise RequestError(
-            f"{spec.param} cannot go with a tool_choice that demands calls", param=spec.param
-        )
-    if calls is not None:
-        return calls
-    if spec is None or not form.reads_thinking or context.thinking is False:
-        return spec
+    spec, form, tools = spec_of(context.body), context.message_format, context.tools
+    if tools is not None and tools.is_forced:
+        if spec is not None:
+            raise RequestError(
+                f"{spec.param} cannot go with a tool_choice that demands calls", param=spec.param
+            )
+        spec = calls_spec(context)
+    elif tools is not None and spec is not None:
+        spec = replace(spec, or_else=calls_spec(context))
+    if spec is None:
+        return None
     is_open = form.starts_thinking(context.thinking)
-    return replace(spec, after=CLOSER if is_open else None, may_think=not is_open)
+    may_think = form.reads_thinking and context.thinking is None and not is_open
+    return replace(spec, after=CLOSER if is_open else None, may_think=may_think)
 
 
 def _specs(body: GenerationRequest) -> Iterator[GrammarSpec]:
@@ -98,7 +102,9 @@ def _response_format(value: Mapping[str, Any]) -> GrammarSpec | None:
         # llama-server and others take a schema here.
         _only(value, {"type", "schema"})
         schema = value.get("schema")
-        return json_object(_PARAM) if schema is None else json_schema_spec(_object(schema), _PARAM)
+        if schema is None:
+            return GrammarSpec("json_object", param=_PARAM)
+        return json_schema_spec(_object(schema), _PARAM)
     if kind == "json_schema":
         _only(value, {"type", "json_schema", "schema"})
         return json_schema_spec(_object(_schema_of(value)), _PARAM)

@@ -36,19 +36,18 @@ def source_of(spec: GrammarSpec, special_id: SpecialId) -> str:
 
     `special_id`: the id of a special token by its text, None for what is ordinary text.
     """
-    if len(spec.value) > MAX_CHARACTERS:
-        raise RequestError(
-            f"the grammar has {len(spec.value)} characters; at most {MAX_CHARACTERS} are accepted",
-            param=spec.param,
-        )
     top = {"name": "top", "lark_grammar": _beginning(spec, special_id) + _OPTIONS}
-    return json.dumps({"grammars": [top, {"name": "answer", **_answer(spec)}]}, ensure_ascii=False)
+    grammars = [top, {"name": "answer", **_answer(spec)}]
+    if spec.or_else is not None:
+        grammars.append({"name": "other", **_answer(spec.or_else)})
+    return json.dumps({"grammars": grammars}, ensure_ascii=False)
 
 
 def _beginning(spec: GrammarSpec, special_id: SpecialId) -> str:
     """The rules of what comes before the constraint: thinking, or nothing."""
+    answer = "@answer" if spec.or_else is None else "(@answer | @other)"
     if spec.after is None and not spec.may_think:
-        return "start: @answer\n"
+        return f"start: {answer}\n"
     begin, end = OPENER, spec.after or CLOSER
     begin_id, end_id = special_id(begin), special_id(end)
     opener = json.dumps(begin) if begin_id is None else f"<[{begin_id}]>"
@@ -57,10 +56,15 @@ def _beginning(spec: GrammarSpec, special_id: SpecialId) -> str:
     else:
         thinking = f"thinking: /(?s:.*)/ <[{end_id}]>"
     first = "thinking SPACE" if spec.after is not None else f"({opener} thinking SPACE)?"
-    return f"start: {first} @answer\n{thinking}\nSPACE: /[ \\n]{{0,2}}/\n"
+    return f"start: {first} {answer}\n{thinking}\nSPACE: /[ \\n]{{0,2}}/\n"
 
 
 def _answer(spec: GrammarSpec) -> dict[str, Any]:
+    if len(spec.value) > MAX_CHARACTERS:
+        raise RequestError(
+            f"the grammar has {len(spec.value)} characters; at most {MAX_CHARACTERS} are accepted",
+            param=spec.param,
+        )
     if spec.kind == "json_object":
         return {"json_schema": _bounded({"type": "object"})}
     if spec.kind == "json_schema":

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Sequence
 
 from tinyserve.errors import RequestError
-from tinyserve.text.reasoning import CLOSER, OPENER
 from tinyserve.text.tool_formats import ToolFormat
 from tinyserve.text.tool_schema import arguments_schema
 from tinyserve.text.tool_use import Function
@@ -26,12 +25,10 @@ def calls_grammar(
     *,
     max_calls: int | None = None,
     special_id: SpecialId = lambda text: None,
-    may_think: bool = False,
 ) -> str:
     """A text of one to `max_calls` calls of the `functions`.
 
     `special_id`: the id of a special token by its text, None for what is ordinary text.
-    `may_think`: thinking between its markers may come first.
     """
     literal = _Literals(form.markers, special_id)
     before, between, after = form.call
@@ -39,7 +36,7 @@ def calls_grammar(
     first, more, last = literal(form.first), literal(form.separator), literal(form.last)
     repeated = f"({more} call){{0,{most - 1}}}" if most > 1 else ""
     rules = [
-        f"start: {'(opener thinking SPACE)? ' if may_think else ''}{first} call {repeated} {last}",
+        f"start: {first} call {repeated} {last}",
         "call: " + " | ".join(f"call_{i}" for i in range(len(functions))),
     ]
     for i, function in enumerate(functions):
@@ -47,15 +44,6 @@ def calls_grammar(
         opening = literal(f"{before}{spelled}{between}")
         rules.append(f"call_{i}: {opening} arguments_{i} {literal(after)}")
         rules.append(f"arguments_{i}: %json {_arguments(function)}")
-    if may_think:
-        end = special_id(CLOSER)
-        rules.append(
-            f"thinking[suffix={json.dumps(CLOSER)}]: /(?s:.*)/"
-            if end is None
-            else f"thinking: /(?s:.*)/ <[{end}]>"
-        )
-        rules.append("SPACE: /[ \\n]{0,2}/")
-        rules.append(f"opener: {_Literals((OPENER,), special_id)(OPENER)}")
     return "\n".join(rules) + "\n"
 
 
