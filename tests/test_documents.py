@@ -57,6 +57,10 @@ def test_settings_in_the_readme_exist() -> None:
     text = text_of("README.md")
     flags = {flag for declared in all_settings() for flag in declared.flags} | {"--config"}
     flags |= {f for action in argument_parser()._actions for f in action.option_strings}
+    switches = (declared for declared in all_settings() if declared.kind == "bool")
+    flags |= {flag.replace("--", "--no-", 1) for switch in switches for flag in switch.flags}
+    plugin = (SOURCE / "pytest_plugin.py").read_text(encoding="utf-8")
+    flags |= set(re.findall(r'"(--tinyserve-[a-z-]+)"', plugin))
     variables = {declared.env for declared in all_settings()}
     stand_apart = {"TINYSERVE_" + name for name in ("API_KEY", "CACHE", "BACKEND", "REAL_MODEL")}
     assert set(re.findall(r"(?<=[ `])--[a-z-]+\b", text)) <= flags | {"--help"}

@@ -30,6 +30,7 @@ LINES = (
     ("server",),
     ("bench",),
     ("cli",),
+    ("pytest_plugin",),
 )
 RANK = {part: rank for rank, line in enumerate(LINES) for part in line}
 
@@ -50,6 +51,8 @@ HOMES = {
         "text/grammar_tokens.py",
     ),
     "triton": ("kernels/",),
+    "pytest": ("pytest_plugin.py",),
+    "openai": ("pytest_plugin.py",),
     "torch": (),
     "transformers": (),
     "ray": (),

@@ -31,7 +31,8 @@ MISSING = [
     )
     if not is_there
 ]
-REASON = f"{' and '.join(MISSING)} not installed: pip install -e '.[dev]', apt-get install chromium"
+HOW = "pip install -e '.[dev,clients]' and, say, apt-get install chromium"
+REASON = f"{' and '.join(MISSING)} not installed: {HOW}"
 HERE = Path(__file__).parent
 
 

@@ -189,7 +189,7 @@ OVERFLOW = """() => {
   const isKept = (node) => node && (keeps(node) || isKept(node.parentElement));
   const out = [...document.querySelectorAll("body *")].filter((each) => each.checkVisibility()
     && each.getBoundingClientRect().right > wide + 1 && !isKept(each.parentElement));
-  const homes = [document.scrollingElement, ...document.querySelectorAll("#messages, #engine, #chat")];
+  const homes = [...document.querySelectorAll("html, #messages, #engine, #chat")];
   const moving = homes.filter((each) => each.scrollWidth > each.clientWidth + 1);
   return [...out, ...moving].map((each) => each.id || each.outerHTML.slice(0, 80));
 }"""

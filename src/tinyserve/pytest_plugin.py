@@ -1,0 +1,188 @@
+"""pytest plugin: `tinyserve_server`, a running server for the tests of a project that talks to one.
+
+The server runs in a process of its own, on a free port of this machine, for the whole test session.
+The model is a tiny random one unless `--tinyserve-model` (or `tinyserve_model` in the ini file)
+says otherwise: nothing is downloaded, and it starts in about a second. The same request gives the
+same answer, always, so tests may assert on text.
+
+Costs a test run that does not use it nothing: no server code is imported here.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+STOP_TIMEOUT_S = 20
+LOG_LINES = 40  # shown when the server does not start
+PORT_TRIES = 3
+# Of the caller's TINYSERVE_* variables only these reach the server: no test depends on the shell.
+KEPT_VARIABLES = ("TINYSERVE_CACHE", "TINYSERVE_BACKEND")
+
+
+@dataclass(frozen=True)
+class TinyserveServer:
+    """A running server."""
+
+    url: str  # http://127.0.0.1:PORT
+    model: str  # its name in the API; "tinyserve" works as well
+    log_path: Path  # what it prints
+
+    @property
+    def base_url(self) -> str:
+        """Where OpenAI's clients find it: the URL with /v1."""
+        return f"{self.url}/v1"
+
+    def openai(self, **options: Any) -> OpenAI:
+        """A client of the `openai` package, which must be installed."""
+        from openai import OpenAI
+
+        return OpenAI(**{"base_url": self.base_url, "api_key": "none", **options})
+
+
+class StartError(Exception):
+    """The server did not start; the message ends with what it printed."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("tinyserve", "a server for tests (fixture tinyserve_server)")
+    group.addoption(
+        "--tinyserve-model",
+        metavar="MODEL",
+        help="synthetic (tiny, random; the default), default (SmolLM2-135M, fetched once), "
+        "or what `tinyserve serve` takes: a folder, a .gguf file, a hub id",
+    )
+    parser.addini("tinyserve_model", "the same as --tinyserve-model", default="synthetic")
+    parser.addini("tinyserve_args", "more arguments for `tinyserve serve`", type="args")
+    parser.addini("tinyserve_timeout", "seconds that the server may take to start", default="300")
+
+
+@pytest.fixture(scope="session")
+def tinyserve_server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[TinyserveServer]:
+    """A running tinyserve, started once for the session; see `TinyserveServer`."""
+    config = request.config
+    model = config.getoption("--tinyserve-model") or config.getini("tinyserve_model")
+    log_path = tmp_path_factory.mktemp("tinyserve") / "server.log"
+    try:
+        process, url = start_server(
+            ["--model", model, *config.getini("tinyserve_args")],
+            log_path,
+            timeout_s=float(config.getini("tinyserve_timeout")),
+        )
+    except StartError as error:
+        pytest.fail(str(error), pytrace=False)
+    try:
+        names = _get_json(url, "/v1/models")
+        yield TinyserveServer(url, names["data"][0]["id"], log_path)
+    finally:
+        stop_server(process)
+
+
+def start_server(
+    arguments: list[str], log_path: Path, *, timeout_s: float = 300
+) -> tuple[subprocess.Popen[bytes], str]:
+    """Start `tinyserve serve` on a free port and wait until it answers: (process, URL).
+
+    Raises StartError.
+    """
+    for attempt in range(1, PORT_TRIES + 1):
+        port = _free_port()
+        command = [sys.executable, "-m", "tinyserve", "serve", *arguments]
+        command += ["--host", "127.0.0.1", "--port", str(port)]
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment()
+            )
+        try:
+            _wait_until_ready(process, port, log_path, timeout_s)
+            return process, f"http://127.0.0.1:{port}"
+        except BaseException as error:
+            stop_server(process)
+            was_taken = isinstance(error, StartError) and "cannot listen on" in str(error)
+            if not was_taken or attempt == PORT_TRIES:  # somebody was faster
+                raise
+    raise AssertionError("unreachable")
+
+
+def stop_server(process: subprocess.Popen[bytes]) -> None:
+    """Let it end by itself; if it will not, end it."""
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _wait_until_ready(
+    process: subprocess.Popen[bytes], port: int, log_path: Path, timeout_s: float
+) -> None:
+    deadline = time.monotonic() + timeout_s
+    while _health(port) != 200:
+        code = process.poll()
+        if code is not None:
+            raise StartError(f"tinyserve ended with exit code {code}\n{_tail(log_path)}")
+        if time.monotonic() > deadline:
+            raise StartError(f"tinyserve did not start in {timeout_s:g} s\n{_tail(log_path)}")
+        time.sleep(0.02)
+
+
+def _health(port: int) -> int | None:
+    """The status of /health, None where nobody listens."""
+    import http.client
+
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status
+    except OSError:
+        return None
+    finally:
+        connection.close()
+
+
+def _get_json(url: str, path: str) -> Any:
+    import http.client
+    import json
+
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+    try:
+        connection.request("GET", path)
+        return json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+
+
+def _environment() -> dict[str, str]:
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("TINYSERVE_") or name in KEPT_VARIABLES
+    }
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _tail(log_path: Path) -> str:
+    lines = log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
+    return "\n".join(["--- its log ---", *lines])
