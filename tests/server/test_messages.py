@@ -36,6 +36,14 @@ def roomy() -> Iterator[Live]:
 
 
 @pytest.fixture
+def plain() -> Iterator[Live]:
+    """A server that reads no thinking: a random model would think where it may."""
+    engine = make_engine(scheduler={"max_model_len": 2048}, cache={"num_blocks": 1024})
+    with live(engine) as running:
+        yield running
+
+
+@pytest.fixture
 def served(roomy: Live) -> Iterator[Live]:
     roomy.runner.reset()
     roomy.engine.core._kv.clear_cache()
@@ -238,6 +246,35 @@ def test_single_calls(served: Live) -> None:
     choice = {"type": "auto", "disable_parallel_tool_use": True}
     assert len(message(served, tools=[WEATHER])["content"]) == 2
     assert len(message(served, tools=[WEATHER], tool_choice=choice)["content"]) == 1
+
+
+STRICT = {
+    "name": "get_weather",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
+def test_calls_can_be_demanded(plain: Live, choice: dict[str, Any]) -> None:
+    choice = {**choice, "disable_parallel_tool_use": True}
+    answer = message(plain, tools=[STRICT], tool_choice=choice)
+    assert answer["stop_reason"] == "tool_use"
+    (block,) = answer["content"]
+    assert (block["name"], block["input"]) == ("get_weather", {"city": "Paris"})
+
+
+def test_structured_output(plain: Live) -> None:
+    schema = {"enum": ["yes"]}
+    config = {"effort": "low", "format": {"type": "json_schema", "schema": schema}}
+    assert message(plain, output_config=config)["content"][0]["text"] == '"yes"'
+    config["format"] = {"type": "json_schema", "schema": {"type": "nonsense"}}
+    error = refused(plain, output_config=config)
+    assert error["message"].startswith("output_config.format: ")
 
 
 def test_the_last_turn_of_the_assistant_is_continued(served: Live) -> None:

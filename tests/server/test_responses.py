@@ -38,6 +38,14 @@ def roomy() -> Iterator[Live]:
 
 
 @pytest.fixture
+def plain() -> Iterator[Live]:
+    """A server that reads no thinking: a random model would think where it may."""
+    engine = make_engine(scheduler={"max_model_len": 2048}, cache={"num_blocks": 1024})
+    with live(engine) as running:
+        yield running
+
+
+@pytest.fixture
 def served(roomy: Live) -> Iterator[Live]:
     roomy.runner.reset()
     yield roomy
@@ -175,6 +183,51 @@ def test_parallel_calls_and_their_names(served: Live, client: openai.OpenAI) -> 
     assert [call.name for call in calls] == ["get_weather"] * 2
     assert {call.arguments for call in calls} == {'{"city": "Paris"}'}
     assert len({call.call_id for call in calls}) == 2
+
+
+STRICT = {
+    "type": "function",
+    "name": "get_weather",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"enum": ["Paris"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "required",
+        {"type": "function", "name": "get_weather"},
+        {
+            "type": "allowed_tools",
+            "mode": "required",
+            "tools": [{"type": "function", "name": "get_weather"}],
+        },
+    ],
+)
+def test_calls_can_be_demanded(plain: Live, choice: Any) -> None:
+    other = {"type": "function", "name": "get_time"}
+    tools = [STRICT] if choice == "required" else [STRICT, other]
+    answer = respond(plain, tools=tools, tool_choice=choice, parallel_tool_calls=False)
+    (call,) = answer["output"]
+    assert (call["name"], call["arguments"]) == ("get_weather", '{"city": "Paris"}')
+    assert answer["tool_choice"] == choice
+
+
+def test_structured_output(plain: Live) -> None:
+    text = {"format": {"type": "json_schema", "name": "a", "schema": {"enum": ["yes"]}}}
+    answer = respond(plain, text=text)
+    assert answer["output"][0]["content"][0]["text"] == '"yes"'
+    assert answer["text"] == text
+    text["format"]["schema"] = {"$ref": "#/missing"}
+    assert refused(plain, text=text)["param"] == "text.format"
+    answer = respond(plain, text={"format": {"type": "json_object"}}, max_output_tokens=300)
+    assert answer["output"][0]["content"][0]["text"].startswith("{")
+    assert refused(plain, text=text, structured_outputs={"choice": ["a"]})["param"]
 
 
 def test_a_custom_tool_is_called_with_free_text(served: Live) -> None:

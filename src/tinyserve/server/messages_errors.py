@@ -21,10 +21,17 @@ _KINDS = {
 
 
 def error_body(told: HTTPFailure) -> dict[str, Any]:
-    """{"type": "error", "error": {...}}; the type follows from the status."""
+    """{"type": "error", "error": {...}}; the type follows from the status.
+
+    There is no place for the field at fault, so that the message has to name it.
+    """
     default = "invalid_request_error" if told.status < 500 else "api_error"
     kind = _KINDS.get(told.status, default)
-    return {"type": "error", "error": {"type": kind, "message": told.body["error"]["message"]}}
+    error = told.body["error"]
+    message, param = error["message"], error.get("param")
+    if param and param not in message:
+        message = f"{param}: {message}"
+    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 def in_dialect(told: HTTPFailure, path: str) -> HTTPFailure:
@@ -37,5 +44,5 @@ def in_dialect(told: HTTPFailure, path: str) -> HTTPFailure:
 def prompt_too_long(num_tokens: int, limit: int) -> ContextLengthError:
     """In the words that make Claude Code shorten its conversation."""
     return ContextLengthError(
-        f"prompt is too long: {num_tokens} tokens > {limit - 1} maximum", param="messages"
+        f"prompt is too long: {num_tokens} tokens > {limit - 1} maximum"
     )
