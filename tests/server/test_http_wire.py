@@ -1,0 +1,308 @@
+"""HTTP as it comes over the wire: framing, methods, encodings, and bodies that are barely JSON.
+
+After each bad request the next works.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import time
+from typing import Any
+
+import pytest
+from helpers.live_server import Live, sse_events
+
+from tinyserve.server import http as server_http
+from tinyserve.server.connection import MAX_HEADER_BYTES
+
+PATH = "/v1/completions"
+BODY = b'{"prompt": "x", "max_tokens": 1}'
+JSON = {"content-type": "application/json"}
+
+
+class Wire:
+    """A raw connection."""
+
+    def __init__(self, served: Live) -> None:
+        host, _, port = served.base_url.removeprefix("http://").partition(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=20)
+        self.file = self.socket.makefile("rb")
+
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+        self.socket.close()
+
+    def send(self, *lines: str, body: bytes = b"") -> None:
+        self.socket.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+
+    def post(self, body: bytes = BODY, *lines: str, path: str = PATH) -> None:
+        length = f"Content-Length: {len(body)}"
+        kind = "Content-Type: application/json"
+        self.send(f"POST {path} HTTP/1.1", "Host: x", kind, length, *lines, body=body)
+
+    def read(self) -> tuple[int, dict[str, str], bytes]:
+        """One response that says its length, or is chunked."""
+        status = int(self.file.readline().split()[1])
+        headers = {}
+        while line := self.file.readline().strip().decode("latin-1"):
+            name, _, value = line.partition(":")
+            headers[name.lower()] = value.strip()
+        if headers.get("transfer-encoding") == "chunked":
+            return status, headers, b"".join(self._chunks())
+        return status, headers, self.file.read(int(headers.get("content-length", 0)))
+
+    def _chunks(self) -> list[bytes]:
+        chunks = []
+        while size := int(self.file.readline(), 16):
+            chunks.append(self.file.read(size))
+            self.file.readline()
+        self.file.readline()
+        return chunks
+
+
+def test_several_requests_on_one_connection(served: Live) -> None:
+    with Wire(served) as wire:
+        for body, expected in [(BODY, 200), (b"{", 400), (BODY, 200), (b"", 400), (BODY, 200)]:
+            wire.post(body)
+            assert wire.read()[0] == expected
+
+
+def test_pipelined_requests_are_answered_in_order(served: Live) -> None:
+    with Wire(served) as wire:
+        for length in (3, 1, 2):
+            body = {"prompt": "x", "max_tokens": length, "ignore_eos": True}
+            wire.post(json.dumps(body).encode(), f"X-Request-Id: r{length}")
+        for length in (3, 1, 2):
+            status, headers, body = wire.read()
+            assert (status, headers["x-request-id"]) == (200, f"r{length}")
+            assert json.loads(body)["usage"]["completion_tokens"] == length
+
+
+def test_a_stream_and_then_another_request(served: Live) -> None:
+    with Wire(served) as wire:
+        wire.post(b'{"prompt": "x", "max_tokens": 3, "stream": true}')
+        status, headers, body = wire.read()
+        assert status == 200
+        assert headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert headers["cache-control"] == "no-cache"
+        assert sse_events(body.decode())[-1] == "[DONE]"
+        wire.post()
+        assert wire.read()[0] == 200
+
+
+def test_expect_100_continue(served: Live) -> None:
+    with Wire(served) as wire:
+        kind, length = "Content-Type: application/json", f"Content-Length: {len(BODY)}"
+        wire.send(f"POST {PATH} HTTP/1.1", "Host: x", kind, length, "Expect: 100-continue")
+        assert wire.file.readline() == b"HTTP/1.1 100 Continue\r\n"
+        assert wire.file.readline() == b"\r\n"
+        wire.socket.sendall(BODY)
+        assert wire.read()[0] == 200
+
+
+def test_http_01_a_chunked_body_byte_by_byte(served: Live) -> None:
+    with Wire(served) as wire:
+        kind = "Content-Type: application/json"
+        wire.send(f"POST {PATH} HTTP/1.1", "Host: x", kind, "Transfer-Encoding: chunked")
+        for byte in BODY:
+            wire.socket.sendall(b"1\r\n" + bytes([byte]) + b"\r\n")
+        wire.socket.sendall(b"0\r\n\r\n")
+        assert wire.read()[0] == 200
+
+
+def test_http_1_0_closes(served: Live) -> None:
+    with Wire(served) as wire:
+        wire.send("GET /health HTTP/1.0")
+        assert wire.read()[0] == 200
+        assert wire.file.read() == b""
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", PATH, "POST"),
+        ("PUT", PATH, "POST"),
+        ("DELETE", PATH, "POST"),
+        ("HEAD", PATH, "POST"),
+        ("OPTIONS", PATH, "POST"),
+        ("POST", "/health", "GET"),
+        ("DELETE", "/v1/models", "GET"),
+    ],
+)
+def test_http_01_a_wrong_method_is_told_the_right_one(
+    served: Live, method: str, path: str, allowed: str
+) -> None:
+    response = served.client.request(method, path)
+    assert response.status_code == 405
+    assert allowed in response.headers["allow"]
+    if method != "HEAD":
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("path", ["/nope", "/v1", "/v1/nope", "/v2/models", "/v1/completions/x"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_http_01_an_unknown_route(served: Live, method: str, path: str) -> None:
+    response = served.client.request(method, path, json={} if method == "POST" else None)
+    assert response.status_code == 404
+    assert response.json()["error"]["type"] == "not_found_error"
+
+
+def test_head_has_no_body(served: Live) -> None:
+    with Wire(served) as wire:
+        wire.send("HEAD /health HTTP/1.1", "Host: x")
+        assert wire.file.readline().split()[1] == b"200"
+        while wire.file.readline().strip():
+            pass
+        wire.post()
+        assert wire.read()[0] == 200
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "gzip, identity", "x" * 1000])
+def test_encoded_bodies_are_refused_clearly(served: Live, coding: str) -> None:
+    headers = {**JSON, "content-encoding": coding}
+    response = served.client.post(PATH, content=gzip.compress(BODY), headers=headers)
+    assert response.status_code == 415
+    assert "content encoding" in response.json()["error"]["message"]
+    identity = {**JSON, "content-encoding": "identity"}
+    assert served.client.post(PATH, content=BODY, headers=identity).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\xef\xbb\xbf" + BODY,
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\xed\xa0\x80"}',
+        BODY.decode().encode("utf-16"),
+        b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "x", "temperature": -Infinity}',
+        b'{"prompt": "x", "temperature": 1e999}',
+        b'{"prompt": "x", "logit_bias": {"1": NaN}}',
+        b'{"prompt": "x", "seed": 1' + b"0" * 400 + b"}",
+        b'{"prompt": "x", "max_tokens": 1' + b"0" * 5000 + b"}",
+        b'{"prompt": [1' + b"0" * 5000 + b"]}",
+        b'{"prompt": "x", "n": 1e2}',
+        b'{"prompt": "x",}',
+        b"{'prompt': 'x'}",
+        b'{"prompt": "x"} {"prompt": "y"}',
+        b'{"prompt": "x"',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": "x", "stop": ["\\ud800"]}',
+        b'{"prompt": "x", "user": "\\udc00"}',
+        b'{"prompt": "\\x00"}',
+        b'{"prompt": "\x00"}',
+        b"[" * 100_000,
+        b'{"prompt": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+        b"\x00",
+        b"true",
+        b'[{"prompt": "x"}]',
+    ],
+)
+def test_bodies_that_are_barely_json(served: Live, body: bytes) -> None:
+    response = served.client.post(PATH, content=body, headers=JSON)
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert served.client.post(PATH, content=BODY, headers=JSON).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b' \r\n\t{"prompt": "x", "max_tokens": 1}\n ',
+        b'{"prompt": "y", "prompt": "x", "max_tokens": 1}',  # the last of a name counts
+        b'{"prompt": "\\u0000\\ud83d\\ude00", "max_tokens": 1}',
+        b'{"prompt": "x", "max_tokens": 1, "unknown": 1' + b"0" * 1000 + b"}",
+        b'{"prompt": "x", "max_tokens": 1, "": null, "\\u0000": {}}',
+        b'{"prompt": "x", "max_tokens": 1, "temperature": 1}',
+    ],
+)
+def test_bodies_that_are_odd_but_good(served: Live, body: bytes) -> None:
+    assert served.client.post(PATH, content=body, headers=JSON).status_code == 200
+
+
+def test_text_that_no_tokenizer_should_choke_on(served: Live) -> None:
+    for text in ("\x00", "\ufffe", "\U0010ffff", "a\u0301" * 50, "\u202e\u2066", "\ufeff", "﷽" * 9):
+        answer = served.complete(text, max_tokens=1, echo=True, stop=[text + "x"])
+        assert answer["choices"][0]["text"].startswith(text)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("GARBAGE",),
+        ("POST /v1/completions HTTP/1.1", "Host: x", "Content-Length: -5"),
+        ("POST /v1/completions HTTP/1.1", "Host: x", "Content-Length: 5", "Content-Length: 6"),
+        ("POST /v1/completions HTTP/9.9", "Host: x"),
+        ("GET /health HTTP/1.1", "Host: x", "X: " + "y" * (2 * MAX_HEADER_BYTES)),
+        ("GET /health HTTP/1.1", "Host: x", *[f"X{i}: y" for i in range(20_000)]),
+        ("GET /" + "x" * (2 * MAX_HEADER_BYTES) + " HTTP/1.1", "Host: x"),
+    ],
+)
+def test_what_is_no_http_is_400_and_the_end(served: Live, lines: tuple[str, ...]) -> None:
+    with Wire(served) as wire:
+        try:
+            wire.send(*lines)
+            assert wire.read()[0] == 400
+            assert wire.file.read() == b""
+        except ConnectionError:  # it was closed while much more was sent
+            assert len("".join(lines)) > MAX_HEADER_BYTES
+    served.complete(max_tokens=1)
+
+
+def test_headers_just_below_the_limit(served: Live) -> None:
+    with Wire(served) as wire:
+        wire.send("GET /health HTTP/1.1", "Host: x", "X: " + "y" * (MAX_HEADER_BYTES - 200))
+        assert wire.read()[0] == 200
+
+
+def test_headers_that_trickle_are_given_up(served: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tinyserve.server.connection.HEADER_TIMEOUT_S", 0.2)
+    with Wire(served) as silent, Wire(served) as slow:
+        slow.socket.sendall(b"POST /v1/completions HTTP/1.1\r\nHost")
+        for wire in (silent, slow):
+            assert wire.socket.recv(100) == b""
+
+
+def test_a_body_that_trickles_is_408(served: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_http, "BODY_TIMEOUT_S", 0.2)
+    with Wire(served) as wire:
+        kind = "Content-Type: application/json"
+        wire.send(f"POST {PATH} HTTP/1.1", "Host: x", kind, "Content-Length: 50", body=b"{")
+        status, _, body = wire.read()
+        assert status == 408
+        assert "did not arrive" in json.loads(body)["error"]["message"]
+    monkeypatch.undo()
+    served.complete(max_tokens=1)
+
+
+def test_a_client_that_leaves_before_its_body_is_there(served: Live) -> None:
+    for _ in range(3):
+        with Wire(served) as wire:
+            kind = "Content-Type: application/json"
+            wire.send(f"POST {PATH} HTTP/1.1", "Host: x", kind, "Content-Length: 50", body=b"{")
+            time.sleep(0.01)
+    served.complete(max_tokens=1)
+
+
+def test_an_upgrade_to_websockets_is_not_followed(served: Live) -> None:
+    with Wire(served) as wire:
+        upgrade = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13")
+        wire.send("GET /v1/models HTTP/1.1", "Host: x", *upgrade, "Sec-WebSocket-Key: eHg=")
+        assert wire.read()[0] == 200
+
+
+def test_request_ids_come_back_on_errors_too_if_they_are_fit(served: Live) -> None:
+    def echoed(request_id: str, **body: Any) -> str | None:
+        headers = {"x-request-id": request_id}
+        return served.client.post(PATH, json=body, headers=headers).headers.get("x-request-id")
+
+    assert echoed("abc", prompt="x", max_tokens=1) == "abc"
+    assert echoed("abc", prompt="x", max_tokens=1, stream=True) == "abc"
+    assert echoed("abc", prompt=5) == "abc"
+    assert echoed("x" * 129, prompt="x", max_tokens=1) is None
