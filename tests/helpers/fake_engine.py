@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,13 @@ import numpy as np
 from tinyserve.config import SchedulerConfig
 from tinyserve.engine.core import EngineCore
 from tinyserve.engine.plan import Chunk, StepPlan
-from tinyserve.engine.request import EngineRequest, Pooling, RequestOutput, TextOutput
+from tinyserve.engine.request import (
+    EngineRequest,
+    Pooling,
+    RequestOutput,
+    TextOutput,
+    TokenGrammar,
+)
 from tinyserve.engine.sampling import SampledToken, SampleRow, SamplingParams
 from tinyserve.engine.sequence import Sequence as EngineSequence
 from tinyserve.kv.manager import KVManager
@@ -32,6 +38,15 @@ HIDDEN = 4
 def digest(*parts: object) -> int:
     """A number that any change of `parts` changes; the same in every process."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=6).digest(), "big")
+
+
+def first_allowed(row: SampleRow, token: int, vocab: int) -> int | None:
+    """`token`, or the next one after it that the row's bans and mask leave; None: there is none."""
+    for token_id in (*range(token, vocab), *range(token)):
+        is_masked = row.mask is not None and not int(row.mask[token_id // 32]) >> token_id % 32 & 1
+        if token_id not in row.banned_ids and not is_masked:
+            return token_id
+    return None
 
 
 class FakeRunner:
@@ -126,10 +141,10 @@ class FakeLogits:
         if row.target is None:
             assert (*row.prompt_ids, *row.output_ids) == context, "the row is another's"
         key = () if row.params.is_greedy else (row.seed, row.choice, row.position)
-        token = digest(context, *key) % VOCAB
-        while token in row.banned_ids:
-            token = (token + 1) % VOCAB
-        token = token if row.target is None else row.target
+        drawn = first_allowed(row, digest(context, *key) % VOCAB, VOCAB)
+        if drawn is None and row.target is None:
+            return SampledToken(0, is_blocked=True)
+        token = drawn if row.target is None else row.target
         is_nan = self.nan_token is not None and context[-1] == self.nan_token
         if row.num_logprobs is None:
             return SampledToken(token, is_nan=is_nan)
@@ -237,6 +252,7 @@ class FakeEngine:
         bad_words_ids: tuple[tuple[int, ...], ...] = (),
         text: bool = False,
         pooling: Pooling | None = None,
+        grammar: Callable[[], TokenGrammar] | None = None,
         **params: Any,
     ) -> str:
         """Add a greedy request; requests arrive in the order of their adding."""
@@ -260,6 +276,7 @@ class FakeEngine:
             text=make_text if text else None,
             bad_words_ids=bad_words_ids,
             pooling=pooling,
+            grammar=grammar,
         )
         self.core.add_request(request)
         self.num_added += 1

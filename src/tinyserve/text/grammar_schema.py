@@ -25,7 +25,7 @@ def with_closed_objects(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def with_additional(schema: Any, is_allowed: bool) -> Any:
-    """The schema with `additionalProperties` said wherever it can be and was not."""
+    """The schema with `additionalProperties` said of each object that lists its properties."""
     if isinstance(schema, list):
         return [with_additional(item, is_allowed) for item in schema]
     if not isinstance(schema, Mapping):
@@ -40,16 +40,14 @@ def with_additional(schema: Any, is_allowed: bool) -> Any:
             }
         else:
             result[key] = with_additional(value, is_allowed)
-    if "additionalProperties" not in result and (is_allowed or _can_close(result)):
-        result["additionalProperties"] = is_allowed
+    listed = result.get("properties")
+    if isinstance(listed, Mapping) and (is_allowed or _can_close(result, listed)):
+        result.setdefault("additionalProperties", is_allowed)
     return result
 
 
-def _can_close(schema: Mapping[str, Any]) -> bool:
-    """Whether it lists properties, and asks for none besides."""
-    listed = schema.get("properties")
-    if not isinstance(listed, Mapping):
-        return False
+def _can_close(schema: Mapping[str, Any], listed: Mapping[str, Any]) -> bool:
+    """Whether the properties it lists are all that it asks for."""
     required, least = schema.get("required", []), schema.get("minProperties", 0)
     is_covered = isinstance(required, list) and all(
         isinstance(name, str) and name in listed for name in required
