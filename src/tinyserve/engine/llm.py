@@ -23,7 +23,9 @@ from tinyserve.engine.outputs import Choice, Output, StreamDelta
 from tinyserve.engine.progress import counted
 from tinyserve.engine.request import EngineRequest, RequestOutput
 from tinyserve.engine.sampling import SamplingParams
+from tinyserve.engine.turn import Turn
 from tinyserve.errors import ConfigError, RequestError, TinyServeError
+from tinyserve.text.tool_use import read_tool_use
 
 Params = SamplingParams | Mapping[str, Any] | None
 Messages = Sequence[Mapping[str, Any]]
@@ -85,11 +87,14 @@ class LLM:
         messages: Messages | Sequence[Messages],
         params: Params | Sequence[Params] = None,
         *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         progress: bool | None = None,
         **template: Any,
     ) -> list[Output]:
         """Answer a conversation, or each of a list of them, by the model's chat template.
 
+        `tools` and `tool_choice` as in OpenAI's API; calls are in each choice's `message`.
         `template`: add_generation_prompt, continue_final_message, template_kwargs. `params` as in
         `generate`, but without a limit of tokens by default. Raises RequestError.
         """
@@ -100,13 +105,19 @@ class LLM:
             chats = messages  # type: ignore[assignment]
         if not chats:
             raise RequestError("messages is empty", param="messages")
-        ids = [self._intake.encode_chat(chat, **template) for chat in chats]
-        return self._run_all(
-            [None] * len(ids),
-            ids,
-            self._params_list(params, len(ids), {"max_tokens": None}),
-            progress,
-        )
+        use = read_tool_use(tools, tool_choice)
+        turns = [Turn.after(self._intake, chat, use, **template) for chat in chats]
+        all_params = self._params_list(params, len(turns), {"max_tokens": None})
+        pairs = list(zip(turns, all_params, strict=True))
+        requests = [turn.request(self._next_id(), p) for turn, p in pairs]
+        results = [
+            Output(None, turn.prompt_ids, [Choice(i) for i in range(p.n)]) for turn, p in pairs
+        ]
+        self._run(requests, results, progress)
+        for turn, result in zip(turns, results, strict=True):
+            for choice in result.outputs:
+                choice.message = turn.read(choice.text)
+        return results
 
     def embed(
         self,

@@ -11,11 +11,15 @@ from numpy.typing import NDArray
 
 from tinyserve.engine.request import RequestOutput
 from tinyserve.engine.sampling import SampledToken
+from tinyserve.text.messages import Message
 
 
 @dataclass
 class Choice:
-    """One of the n texts of a request. `logprobs`: one entry per token, if they were asked for."""
+    """One of the n texts of a request. `logprobs`: one entry per token, if they were asked for.
+
+    `message` is the text of a conversation's answer taken apart: text, thinking, tool calls.
+    """
 
     index: int
     text: str = ""
@@ -23,6 +27,7 @@ class Choice:
     logprobs: list[SampledToken] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    message: Message | None = None
 
 
 @dataclass
@@ -39,6 +44,10 @@ class Output:
     @property
     def text(self) -> str:
         return self.outputs[0].text
+
+    @property
+    def message(self) -> Message | None:
+        return self.outputs[0].message
 
     @property
     def token_ids(self) -> list[int]:

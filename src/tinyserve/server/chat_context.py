@@ -46,8 +46,7 @@ class ChatContext:
     @property
     def visible_ids(self) -> frozenset[int]:
         """Special tokens that the parser has to see."""
-        ids = (self.tokenizer.special_id(m) for m in self.message_format.markers(self.tools))
-        return frozenset(token_id for token_id in ids if token_id is not None)
+        return self.message_format.visible_ids(self.tools, self.tokenizer.special_id)
 
     def new_parser(self) -> MessageParser:
         """A parser for one choice."""

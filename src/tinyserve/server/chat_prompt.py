@@ -13,9 +13,7 @@ from tinyserve.errors import RequestError
 from tinyserve.server.chat_context import ChatContext
 from tinyserve.server.protocol import ChatRequest
 from tinyserve.server.shapes import Identity
-from tinyserve.text.grammar_spec import GrammarSpec
 from tinyserve.text.message_format import thinking_after
-from tinyserve.text.tool_grammar import calls_grammar
 from tinyserve.text.tool_use import ToolUse, read_tool_use
 
 
@@ -87,17 +85,3 @@ def chat_context(
         thinking,
         echo,
     )
-
-
-def calls_spec(context: ChatContext) -> GrammarSpec | None:
-    """What calls of the tools look like; None where no calls are read. Raises RequestError."""
-    tools, form = context.tools, context.message_format.tools
-    if tools is None or form is None:
-        return None
-    text = calls_grammar(
-        form,
-        tools.functions,
-        max_calls=tools.max_calls,
-        special_id=context.tokenizer.special_id,
-    )
-    return GrammarSpec("lark", text, param="tools")

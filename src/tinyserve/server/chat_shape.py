@@ -8,7 +8,6 @@ it. The first chunk of a call, and no other, has its id, type and name (TOOL-06)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from json.encoder import encode_basestring as quote
 from typing import Any
 
@@ -16,52 +15,7 @@ from tinyserve.server.chat_context import ChatContext
 from tinyserve.server.choice_reader import ChoiceReader
 from tinyserve.server.deltas import Delta, DeltaMaker, ScoredToken, Usage, WholeChoice
 from tinyserve.server.shapes import Shape, ShapeOptions, sse, to_json
-from tinyserve.text.messages import Part, ReasoningPart, TextPart, ToolCallPart
-
-
-@dataclass(slots=True)
-class _Call:
-    """One call; its first part has the id and the name."""
-
-    first: ToolCallPart
-    arguments: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Message:
-    """The parts of one choice, joined."""
-
-    text: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: list[_Call] = field(default_factory=list)
-
-    def add(self, part: Part | None) -> None:
-        if isinstance(part, TextPart):
-            self.text.append(part.text)
-        elif isinstance(part, ReasoningPart):
-            self.reasoning.append(part.text)
-        elif part is not None:
-            if part.index == len(self.calls):
-                self.calls.append(_Call(part))
-            self.calls[part.index].arguments.append(part.arguments)
-
-    def as_object(self) -> dict[str, Any]:
-        """OpenAI's message. Content is null where there are calls and nothing else."""
-        text = "".join(self.text)
-        result: dict[str, Any] = {"role": "assistant", "content": text}
-        if self.reasoning:
-            result["reasoning_content"] = "".join(self.reasoning)
-        if self.calls:
-            result["content"] = text or None
-            result["tool_calls"] = [
-                {
-                    "id": call.first.id,
-                    "type": "function",
-                    "function": {"name": call.first.name, "arguments": "".join(call.arguments)},
-                }
-                for call in self.calls
-            ]
-        return result
+from tinyserve.text.messages import Message, Part, ReasoningPart, TextPart
 
 
 class ChatShape(Shape):
@@ -76,7 +30,7 @@ class ChatShape(Shape):
         readers = [] if context.is_plain else [ChoiceReader(context) for _ in range(num_choices)]
         self._readers = readers
         self._counts_thinking = context.reads_thinking
-        self._messages: list[_Message] = []
+        self._messages: list[Message] = []
 
     def opening(self) -> bytes:
         tail = "null}]" + (',"usage":null}' if self._options.usage else "}")
@@ -99,12 +53,13 @@ class ChatShape(Shape):
     def whole(self, deltas: Sequence[Delta], maker: DeltaMaker) -> dict[str, Any]:
         if not self._readers:
             return super().whole(deltas, maker)
-        self._messages = [_Message() for _ in range(self._num_choices)]
+        parts: list[list[Part]] = [[] for _ in range(self._num_choices)]
         read: list[Delta] = []
         for delta in deltas:
             for piece in self._readers[delta.index].read(delta):
-                self._messages[delta.index].add(piece.part)
+                parts[delta.index] += [piece.part] if piece.part is not None else []
                 read.append(piece.delta)
+        self._messages = [Message.of(of_choice) for of_choice in parts]
         self._count_thinking(maker.usage)
         return super().whole(read, maker)
 
@@ -117,7 +72,7 @@ class ChatShape(Shape):
 
     def _whole_text(self, choice: WholeChoice) -> dict[str, Any]:
         if self._messages:
-            return {"message": self._messages[choice.index].as_object()}
+            return {"message": _object(self._messages[choice.index])}
         return {"message": {"role": "assistant", "content": choice.text}}
 
     def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
@@ -136,6 +91,24 @@ class ChatShape(Shape):
             "logprob": logprob,
             "bytes": list(self._tokenizer.token_bytes(token_id)),
         }
+
+
+def _object(message: Message) -> dict[str, Any]:
+    """OpenAI's message. Content is null where there are calls and nothing else."""
+    result: dict[str, Any] = {"role": "assistant", "content": message.text}
+    if message.reasoning:
+        result["reasoning_content"] = message.reasoning
+    if message.tool_calls:
+        result["content"] = message.text or None
+        result["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    return result
 
 
 def _content(text: str) -> str:

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 
 from tinyserve.errors import RequestError
 from tinyserve.server.chat_context import ChatContext
-from tinyserve.server.chat_prompt import calls_spec
 from tinyserve.server.protocol import GenerationRequest
 from tinyserve.text.grammar_spec import (
     GrammarSpec,
@@ -23,7 +22,6 @@ from tinyserve.text.grammar_spec import (
     spec_of_options,
     spec_of_value,
 )
-from tinyserve.text.reasoning import CLOSER
 
 # Fields that hold a constraint of their own, and what `structured_outputs` calls it.
 _FIELDS = {
@@ -61,14 +59,10 @@ def chat_spec(context: ChatContext) -> GrammarSpec | None:
             raise RequestError(
                 f"{spec.param} cannot go with a tool_choice that demands calls", param=spec.param
             )
-        spec = calls_spec(context)
+        spec = form.calls_spec(tools, context.tokenizer.special_id)
     elif tools is not None and spec is not None:
-        spec = replace(spec, or_else=calls_spec(context))
-    if spec is None:
-        return None
-    is_open = form.starts_thinking(context.thinking)
-    may_think = form.reads_thinking and context.thinking is None and not is_open
-    return replace(spec, after=CLOSER if is_open else None, may_think=may_think)
+        spec = replace(spec, or_else=form.calls_spec(tools, context.tokenizer.special_id))
+    return None if spec is None else form.after_thinking(spec, context.thinking)
 
 
 def _specs(body: GenerationRequest) -> Iterator[GrammarSpec]:

@@ -7,12 +7,14 @@ itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from tinyserve.text.grammar_spec import GrammarSpec
 from tinyserve.text.messages import MessageParser
 from tinyserve.text.reasoning import CLOSER, OPENER, ThinkReader
 from tinyserve.text.tool_formats import ToolFormat, detect_tool_format
+from tinyserve.text.tool_grammar import SpecialId, calls_grammar
 from tinyserve.text.tool_reader import CallReader
 from tinyserve.text.tool_use import ToolUse
 
@@ -47,6 +49,28 @@ class MessageFormat:
         """What a parser must see although it may be special tokens."""
         thinking = (OPENER, CLOSER) if self.reads_thinking else ()
         return (*(self.tools.markers if tools and self.tools else ()), *thinking)
+
+    def visible_ids(self, tools: ToolUse | None, special_id: SpecialId) -> frozenset[int]:
+        """The special tokens among the markers; `special_id` knows them by their text."""
+        ids = (special_id(marker) for marker in self.markers(tools))
+        return frozenset(token_id for token_id in ids if token_id is not None)
+
+    def calls_spec(self, tools: ToolUse | None, special_id: SpecialId) -> GrammarSpec | None:
+        """What calls of the tools look like; None where no calls are read. Raises RequestError."""
+        if tools is None or self.tools is None:
+            return None
+        text = calls_grammar(
+            self.tools, tools.functions, max_calls=tools.max_calls, special_id=special_id
+        )
+        return GrammarSpec("lark", text, param="tools")
+
+    def after_thinking(self, spec: GrammarSpec, is_open: bool | None) -> GrammarSpec:
+        """A constraint of the answer that leaves the thinking before it free; `is_open` as in
+        `starts_thinking`.
+        """
+        begins = self.starts_thinking(is_open)
+        may_think = self.reads_thinking and is_open is None and not begins
+        return replace(spec, after=CLOSER if begins else None, may_think=may_think)
 
     def new_parser(self, tools: ToolUse | None, *, is_open: bool | None = None) -> MessageParser:
         """A parser of one message; `is_open` as in `starts_thinking`."""

@@ -8,7 +8,8 @@ a call is text. Knows no tokens, no HTTP; one parser per choice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 
@@ -40,6 +41,42 @@ class ToolCallPart:
 
 
 Part = TextPart | ReasoningPart | ToolCallPart
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A whole call. `arguments` is JSON text as the model wrote it, which need not be valid."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(slots=True)
+class Message:
+    """All parts of one message, joined."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, parts: Iterable[Part]) -> Message:
+        """The message that these parts make."""
+        texts: list[str] = []
+        thoughts: list[str] = []
+        calls: list[tuple[ToolCallPart, list[str]]] = []
+        for part in parts:
+            if isinstance(part, TextPart):
+                texts.append(part.text)
+            elif isinstance(part, ReasoningPart):
+                thoughts.append(part.text)
+            else:
+                if part.index == len(calls):
+                    calls.append((part, []))
+                calls[part.index][1].append(part.arguments)
+        whole = [ToolCall(first.id or "", first.name or "", "".join(a)) for first, a in calls]
+        return cls("".join(texts), "".join(thoughts), whole)
 
 
 class ReasoningReader(Protocol):
