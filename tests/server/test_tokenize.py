@@ -158,3 +158,24 @@ def test_the_openapi_document_has_every_body(served: Live) -> None:
                  "/detokenize", "/version", "/ping", "/load", "/apply-template"):  # fmt: skip
         assert path in document["paths"]
     assert served.client.get("/docs").status_code == 200
+
+
+def test_the_documentation_works_in_a_browser_where_a_key_is_set() -> None:
+    """A browser sends no bearer token: the key is the password it asks for, on these pages only."""
+    with live(make_engine(server={"api_key": ["k"]})) as served:
+        get = served.client.get
+        for path in ("/docs", "/redoc", "/openapi.json"):
+            refused = get(path)
+            assert refused.status_code == 401
+            assert refused.headers["www-authenticate"].startswith("Basic realm=")
+            assert get(path, auth=("me", "k")).status_code == 200
+            assert get(path, auth=("k", "")).status_code == 401
+            for value in ("Basic k", "Basic", "Basic !", "basic OmtrOms="):
+                assert get(path, headers={"authorization": value}).status_code == 401, value
+            assert get(path, headers={"authorization": "Bearer k"}).status_code == 200
+        assert get("/v1/models", auth=("me", "k")).status_code == 401
+        assert get("/v1/models").headers["www-authenticate"] == "Bearer"
+        document = get("/openapi.json", auth=("me", "k")).json()
+        assert {"bearer": []} in document["security"]
+        assert document["paths"]["/health"]["get"]["security"] == []
+        assert "security" not in document["paths"]["/v1/messages"]["post"]

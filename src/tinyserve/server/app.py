@@ -23,10 +23,11 @@ from tinyserve.engine.build import Engine
 from tinyserve.errors import EngineDeadError, TinyServeError
 from tinyserve.server.answer import failure_response
 from tinyserve.server.errors import failure, status_failure
-from tinyserve.server.guards import KeyGuard
+from tinyserve.server.guards import OPEN_PATHS, KeyGuard
 from tinyserve.server.http import RootPath, request_id_header
 from tinyserve.server.messages_errors import in_dialect
 from tinyserve.server.observe.http import HTTPMeter
+from tinyserve.server.openapi import describe_keys
 from tinyserve.server.routes import ROUTES
 from tinyserve.server.session import ClientGoneError
 from tinyserve.server.state import ServerState
@@ -96,6 +97,7 @@ def _add_middleware(app: FastAPI, state: ServerState) -> None:
         app.add_middleware(RootPath, root_path=config.root_path)
     if state.keys:
         app.add_middleware(KeyGuard, keys=state.keys, root_path=config.root_path)
+        describe_keys(app, OPEN_PATHS)
     if config.allowed_origins:
         from starlette.middleware.cors import CORSMiddleware
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from tinyserve.config import ServerConfig
 from tinyserve.errors import ConfigError
 from tinyserve.server.errors import HTTPError, failure
-from tinyserve.server.http import App, given_key
+from tinyserve.server.http import App, basic_password, given_key
 from tinyserve.server.messages_errors import in_dialect
 from tinyserve.server.outlet import Scope, Send
 from tinyserve.server.session import Receive
@@ -23,6 +23,8 @@ from tinyserve.server.web import PATHS
 
 # The page's own bytes are the same for everybody; what they then ask for needs the key.
 OPEN_PATHS = frozenset({"/health", "/ping"}) | PATHS
+# Pages for a browser, which sends no bearer token of itself: it may ask for the key as a password.
+DOC_PATHS = frozenset({"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
 
 
 def load_keys(config: ServerConfig) -> tuple[str, ...]:
@@ -48,22 +50,25 @@ class KeyGuard:
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or self._is_open(scope["path"]):
+        if scope["type"] == "lifespan" or self._is_among(OPEN_PATHS, scope["path"]):
             await self._app(scope, receive, send)
             return
+        is_doc = self._is_among(DOC_PATHS, scope["path"])
         given = given_key(scope["headers"])
+        if given is None and is_doc:
+            given = basic_password(scope["headers"])
         matches = [hmac.compare_digest(given or b"", key) for key in self._keys]
         if any(matches):
             await self._app(scope, receive, send)
-        elif given is None:
-            await _refuse(
-                scope, send, _unauthorized("no API key was given (Authorization: Bearer)")
-            )
-        else:
-            await _refuse(scope, send, _unauthorized("the API key is not valid"))
+            return
+        message = "no API key was given (Authorization: Bearer)"
+        if given is not None:
+            message = "the API key is not valid"
+        challenge = b'Basic realm="any name, and the API key"' if is_doc else b"Bearer"
+        await _refuse(scope, send, _unauthorized(message), challenge)
 
-    def _is_open(self, path: str) -> bool:
-        return path in OPEN_PATHS or path.removeprefix(self._root_path) in OPEN_PATHS
+    def _is_among(self, paths: frozenset[str], path: str) -> bool:
+        return path in paths or path.removeprefix(self._root_path) in paths
 
 
 class HostGuard:
@@ -114,9 +119,11 @@ def _unauthorized(message: str) -> HTTPError:
     return HTTPError(401, message, code="invalid_api_key")
 
 
-async def _refuse(scope: Scope, send: Send, error: HTTPError) -> None:
+async def _refuse(
+    scope: Scope, send: Send, error: HTTPError, challenge: bytes | None = None
+) -> None:
     if scope["type"] == "websocket":  # there is none
         await send({"type": "websocket.close", "code": 1008})
         return
-    headers = [(b"www-authenticate", b"Bearer")] if error.status == 401 else []
+    headers = [] if challenge is None else [(b"www-authenticate", challenge)]
     await send_failure(send, in_dialect(failure(error), scope["path"]), headers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -65,6 +66,18 @@ def given_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
     if scheme.lower() == b"bearer":
         return key.strip()
     return named.get(b"x-api-key")
+
+
+def basic_password(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
+    """The password of `Authorization: Basic`, whatever the user's name (RFC 7617)."""
+    scheme, _, value = dict(reversed(headers)).get(b"authorization", b"").partition(b" ")
+    if scheme.lower() != b"basic":
+        return None
+    try:
+        _, colon, password = base64.b64decode(value, validate=True).partition(b":")
+    except ValueError:
+        return None
+    return password if colon else None
 
 
 def client_of(request: Request, user: str | None) -> str:
