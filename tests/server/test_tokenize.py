@@ -179,3 +179,14 @@ def test_the_documentation_works_in_a_browser_where_a_key_is_set() -> None:
         assert {"bearer": []} in document["security"]
         assert document["paths"]["/health"]["get"]["security"] == []
         assert "security" not in document["paths"]["/v1/messages"]["post"]
+
+
+def test_tokenizer_info_is_what_harnesses_ask_for(served: Live) -> None:
+    told = ok(served.client.get("/tokenizer_info"))
+    own = tokenizer()
+    assert told["eos_token"] == own.special_tokens["eos_token"]
+    assert told["vocab_size"] == own.vocab_size
+    assert told["model_max_length"] == 512
+    assert "messages" in told["chat_template"]
+    ids = ok(served.post("/tokenize", prompt=told["eos_token"], add_special_tokens=False))
+    assert ids["tokens"] == [own.eos_token_id]

@@ -17,6 +17,7 @@ from tinyserve.server.openapi import body_schema
 from tinyserve.server.protocol import ChatRequest, as_chat_request, parse_body, read_model
 from tinyserve.server.service import Service
 from tinyserve.server.state import ServerState
+from tinyserve.text.tokenizer import Tokenizer
 
 _CHAT_FIELDS = (
     "messages",
@@ -79,6 +80,21 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
         )
         return json_response({"prompt": text})
 
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> Response:
+        """What evaluation harnesses ask for: the special tokens by name, and the chat template."""
+        service, _ = state.ready()
+        tokenizer = service.engine.intake.tokenizer
+        said: dict[str, Any] = {
+            "tokenizer_class": "tinyserve",
+            "vocab_size": tokenizer.vocab_size,
+            "model_max_length": service.engine.intake.limits.max_model_len,
+            "bos_token": None,
+            "eos_token": None,
+            "chat_template": _template(tokenizer),
+        }
+        return json_response(said | dict(tokenizer.special_tokens))
+
     @app.post("/apply-template", openapi_extra=body_schema(ChatRequest))
     @app.post("/v1/chat/completions/render", openapi_extra=body_schema(ChatRequest))
     async def render(request: Request) -> Response:
@@ -89,6 +105,13 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
         ids = await service.encode_chat(body)
         text = service.engine.intake.tokenizer.decode(ids, skip_special_tokens=False)
         return json_response({"prompt": text, **_counted(service, ids)})
+
+
+def _template(tokenizer: Tokenizer) -> str | None:
+    try:
+        return tokenizer.chat_template.source_for(has_tools=False)
+    except RequestError:
+        return None
 
 
 async def _ids(service: Service, body: TokenizeRequest) -> list[int]:
