@@ -17,9 +17,11 @@ from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine, assemble, resolve_max_model_len
 from tinyserve.engine.plan import StepPlan
 from tinyserve.engine.sampling import SampledToken, SampleRow
+from tinyserve.engine.speculation import make_proposer
 from tinyserve.models.checkpoint import Checkpoint
 from tinyserve.models.synthetic import synthetic_checkpoint
 from tinyserve.models.synthetic_tokenizer import EOS_ID
+from tinyserve.spec.drafter import Drafter
 from tinyserve.text.template import read_chat_template
 from tinyserve.text.tokenizer import Tokenizer
 
@@ -127,7 +129,8 @@ def make_engine(**sections: dict[str, Any]) -> Engine:
     if config.model.chat_template is not None:
         template = read_chat_template(config.model.chat_template)
         speaks = Tokenizer.from_spec(checkpoint().tokenizer_spec().with_chat_template(template))
-    return assemble(config, checkpoint(), speaks, SpeakingRunner(config))
+    drafter = Drafter(make_proposer(config.spec)) if config.spec.enabled else None
+    return assemble(config, checkpoint(), speaks, SpeakingRunner(config), drafter=drafter)
 
 
 def runner_of(engine: Engine) -> SpeakingRunner:

@@ -71,6 +71,7 @@ class GenerationRequest(BaseModel):
     user: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    speculative: bool | None = None  # false: no drafts for this request
     truncate_prompt_tokens: int | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None

@@ -1,0 +1,228 @@
+"""Prompt lookup, suffix automata, oracle and random: what they propose, and at what price."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from spec_sequences import drafts, text_of
+
+from tinyserve.spec.automaton import ROOT, SuffixAutomaton
+from tinyserve.spec.ngram import NgramIndex, NgramProposer
+from tinyserve.spec.oracle import OracleProposer, RandomProposer
+from tinyserve.spec.suffix import MIN_MATCH, PastOutputs, SuffixProposer
+
+short_texts = st.lists(st.integers(0, 3), max_size=40)
+
+
+def last_follower(tokens: Sequence[int], min_n: int, max_n: int) -> int | None:
+    """Where the follower stands of the longest run at the end, by looking at all of the text."""
+    for size in range(max_n, min_n - 1, -1):
+        run = tokens[len(tokens) - size :] if size <= len(tokens) else None
+        for end in range(len(tokens) - 1, size - 1, -1):
+            if run is not None and tokens[end - size : end] == run:
+                return end
+    return None
+
+
+@given(short_texts, st.integers(1, 3), st.integers(0, 3), st.lists(st.integers(1, 5)))
+def test_the_index_finds_what_a_scan_would_find(
+    tokens: list[int], min_n: int, more: int, pieces: list[int]
+) -> None:
+    """Whatever the pieces in which the text grew."""
+    index = NgramIndex(min_n, min_n + more)
+    seen = 0
+    for piece in pieces:
+        seen = min(seen + piece, len(tokens))
+        index.extend(tokens[:seen])
+    index.extend(tokens)
+    assert index.follower(tokens) == last_follower(tokens, min_n, min_n + more)
+
+
+def test_ngram_proposes_what_followed_last_time() -> None:
+    proposer = NgramProposer(8, min_n=2, max_n=3)
+    assert drafts(proposer, text_of([1, 2, 3, 4, 5, 1, 2]), 3) == [3, 4, 5]
+    assert drafts(proposer, text_of([1, 2, 3, 1, 2, 4, 1, 2], 1), 1) == [4], "the latest counts"
+    assert drafts(proposer, text_of([9, 1, 2, 7, 1, 2, 5, 9, 1, 2], 2), 1) == [7], "the longest"
+    assert drafts(proposer, text_of([1, 2, 3], 3)) == []
+    assert drafts(proposer, text_of([1], 4)) == []
+
+
+def test_a_loop_goes_on() -> None:
+    """A draft that reaches the end of the text goes round, also longer than the loop."""
+    for proposer in (NgramProposer(8), SuffixProposer(8)):
+        text = text_of([1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3])
+        assert drafts(proposer, text) == [1, 2, 3, 1, 2, 3, 1, 2]
+
+
+class CountedTokens(list[int]):
+    """A list that counts how many of its items were read."""
+
+    num_read = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        result = super().__getitem__(index)
+        self.num_read += len(result) if isinstance(index, slice) else 1
+        return result
+
+
+@pytest.mark.parametrize("proposer", [NgramProposer(4), SuffixProposer(4)], ids=["ngram", "suffix"])
+def test_growing_costs_the_new_tokens_only(proposer: Any) -> None:
+    """No rescan: what is read of a text of 4,000 tokens does not grow with its length."""
+    dice = random.Random(1)
+    text = text_of(CountedTokens(dice.randrange(20) for _ in range(2000)))
+    text.token_ids = CountedTokens(text.token_ids)
+    proposer.propose([(text, 4)])
+    text.token_ids.num_read = 0  # type: ignore[attr-defined]
+    for _ in range(2000):
+        text.token_ids.append(dice.randrange(20))
+        proposer.propose([(text, 4)])
+    assert text.token_ids.num_read < 2000 * 60  # type: ignore[attr-defined]
+
+
+@given(short_texts)
+def test_the_automaton_knows_every_run(tokens: list[int]) -> None:
+    """Its longest repeated end is the text's; every run leads somewhere and no other does."""
+    automaton = SuffixAutomaton()
+    for end, token in enumerate(tokens, 1):
+        automaton.append(token)
+        text = tokens[:end]
+        repeated = [
+            size
+            for size in range(end)
+            if any(text[i : i + size] == text[end - size :] for i in range(end - size))
+        ]
+        assert automaton.length[automaton.suffix()] == max(repeated)
+    assert automaton.num_states <= max(2, 2 * len(tokens))
+    runs = {tuple(tokens[i:j]) for i in range(len(tokens)) for j in range(i, len(tokens) + 1)}
+    for run in runs:
+        state = ROOT
+        for token in run:
+            state = automaton.next[state][token]
+    for run in runs:
+        for token in range(4):
+            state = ROOT
+            for known in run:
+                state = automaton.next[state][known]
+            assert (token in automaton.next[state]) == ((*run, token) in runs)
+
+
+@given(short_texts, st.lists(st.integers(0, 3), max_size=12))
+def test_matching_finds_the_longest_known_end(tokens: list[int], other: list[int]) -> None:
+    automaton = SuffixAutomaton()
+    for token in tokens:
+        automaton.append(token)
+    state, length = ROOT, 0
+    for token in other:
+        state, length = automaton.step(state, length, token)
+    runs = {tuple(tokens[i:j]) for i in range(len(tokens)) for j in range(i, len(tokens) + 1)}
+    known = [size for size in range(len(other) + 1) if tuple(other[len(other) - size :]) in runs]
+    assert length == max(known, default=0)
+
+
+def test_suffix_follows_the_commoner_continuation() -> None:
+    proposer = SuffixProposer(8)
+    text = text_of([1, 2, 3, 9, 1, 2, 3, 8, 1, 2, 4, 7, 1, 2, 3, 6, 1, 2])
+    assert drafts(proposer, text, 1) == [3], "three times against once"
+
+
+def test_suffix_drafts_grow_with_the_match() -> None:
+    """Two tokens that are known give two drafts; ten give eight."""
+    known = list(range(100, 140))
+    for match in (2, 4, 10):
+        text = text_of([*known, 7, *known[5 : 5 + match]], match)
+        assert len(drafts(SuffixProposer(8), text)) == min(match, 8)
+    assert drafts(SuffixProposer(8), text_of([*known, 7, known[5]])) == [], "one token says little"
+    assert MIN_MATCH == 2
+
+
+def test_suffix_learns_from_past_outputs_of_all() -> None:
+    proposer = SuffixProposer(8)
+    answer = list(range(50, 80))
+    first = text_of(answer, 1)
+    assert drafts(proposer, first) == []
+    proposer.forget(first)
+    later = text_of([1, 2, 3, *answer[4:12]], 2)
+    assert drafts(proposer, later) == answer[12:20]
+
+
+def test_private_outputs_stay_private() -> None:
+    """A request with a cache salt of its own leaves nothing behind for others."""
+    proposer = SuffixProposer(8)
+    secret = text_of(range(50, 80), 1, is_private=True)
+    drafts(proposer, secret)
+    proposer.forget(secret)
+    assert drafts(proposer, text_of([1, *range(50, 60)], 2)) == []
+    assert SuffixProposer(8, max_past=0)._past.num_tokens == 0
+
+
+def test_past_outputs_are_bounded_and_the_latest_stay() -> None:
+    past = PastOutputs(200)
+    for number in range(100):
+        past.add([number * 100 + i for i in range(20)])
+        assert past.num_tokens <= 200 + 2
+    latest = [9900 + i for i in range(10)]
+    assert past.best(latest, 4)[0] == [9910, 9911, 9912, 9913]
+    assert past.best(list(range(10)), 4) == ([], 0.0)
+    past.add(list(range(50_000, 60_000)))
+    assert past.num_tokens <= 202
+
+
+def test_a_draft_never_runs_from_one_output_into_another() -> None:
+    past = PastOutputs(1000)
+    for _ in range(3):
+        past.add(list(range(10, 20)))
+        past.add(list(range(30, 40)))
+    assert past.best([14, 15, 16, 17], 8)[0] == [18, 19]
+
+
+@pytest.mark.parametrize("make", [NgramProposer, SuffixProposer])
+def test_forgetting_frees_and_never_fails(make: Any) -> None:
+    proposer = make(4)
+    text = text_of([1, 2, 3, 1, 2], 5)
+    proposer.forget(text)  # never proposed for
+    drafts(proposer, text)
+    proposer.forget(text)
+    proposer.forget(text)
+    held = proposer._indexes if make is NgramProposer else proposer._own
+    assert not held
+
+
+@pytest.mark.parametrize("make", [NgramProposer, SuffixProposer])
+def test_the_same_calls_give_the_same_drafts(make: Any) -> None:
+    def walk() -> list[list[int]]:
+        dice = random.Random(3)
+        proposer = make(6)
+        texts = [text_of([dice.randrange(4) for _ in range(10)], i) for i in range(5)]
+        found = []
+        for step in range(300):
+            text = dice.choice(texts)
+            text.token_ids.append(dice.randrange(4))
+            found.append(drafts(proposer, text, 1 + step % 6))
+            if step % 50 == 49:
+                proposer.forget(text)
+                text.token_ids = [dice.randrange(4) for _ in range(10)]
+                text.seq_id += 5
+        return found
+
+    first = walk()
+    assert first == walk()
+    assert sum(len(draft) for draft in first) > 300
+
+
+def test_oracle_and_random() -> None:
+    future = list(range(40))
+    assert drafts(OracleProposer([future], 50), text_of(future[:10]), 4) == [10, 11, 12, 13]
+    some = OracleProposer([future], 1000, accuracy=0.5)
+    right = [
+        drafts(some, text_of(future[:n]), 1) == [future[n]] for n in range(1, 40) for _ in range(3)
+    ]
+    assert 0.2 < sum(right) / len(right) < 0.8
+    blind = RandomProposer(10, 4)
+    lengths = {len(drafts(blind, text_of(range(n)), 4)) for n in range(50)}
+    assert lengths == {0, 1, 2, 3, 4}
+    assert all(0 <= token < 10 for n in range(20) for token in drafts(blind, text_of(range(n))))
