@@ -134,6 +134,22 @@ def test_calls_of_the_wrong_kind(calls: Any) -> None:
     assert caught.value.param == "messages"
 
 
+def test_ids_that_a_template_would_refuse_are_replaced() -> None:
+    """Mistral's templates want nine letters and digits, also of calls made elsewhere."""
+    source = (
+        "{% for m in messages %}{% for call in m.tool_calls or [] %}"
+        "{% if call.id | length != 9 %}{{ raise_exception('length 9') }}{% endif %}"
+        "{{ call.id }};{% endfor %}{{ m.tool_call_id }}{% endfor %}"
+    )
+    call_id = "call_" + "x" * 30
+    calls = turn({**call("{}"), "id": call_id}), {**result("ok"), "tool_call_id": call_id}
+    first, second = render(source, *calls).split(";")
+    assert first == second != call_id
+    assert render(source, turn({**call("{}"), "id": "abcDEF123"})) == "abcDEF123;"
+    assert render(source.replace("!= 9", "!= 35"), *calls) == f"{call_id};{call_id}"
+    assert render(source, turn({"function": {"name": "f"}})).endswith(";")
+
+
 def test_older_and_other_spellings() -> None:
     messages = normalise_messages(
         [

@@ -19,7 +19,9 @@ from tinyserve.errors import ConfigError, RequestError
 from tinyserve.text.tool_prompt import (
     template_knows_calls,
     template_knows_tools,
+    template_wants_short_ids,
     with_calls_written_out,
+    with_short_ids,
     with_tools,
 )
 
@@ -115,6 +117,8 @@ class ChatTemplate:
         chat = normalise_messages(messages)
         if not template_knows_calls(source):
             chat = with_calls_written_out(chat)
+        elif template_wants_short_ids(source):
+            chat = with_short_ids(chat)
         if continue_final_message:
             chat[-1]["content"] += _MARKER
         variables = {
