@@ -49,7 +49,7 @@ LIMITS: dict[str, Any] = {
     "step_lexer_fuel": 60_000,
     "step_max_items": 20_000,
     "max_items_in_row": 2_000,
-    "max_lexer_states": 50_000,
+    "max_lexer_states": 100_000,
     "verbose_errors": False,
 }
 
@@ -171,9 +171,10 @@ class GrammarCompiler:
         tokens = self._token_table()
         source = source_of(spec, self._tokenizer.special_id)
         try:
-            matcher = LLMatcher(tokens, source, log_level=0, limits=LLParserLimits(**LIMITS))
+            source.encode()
         except UnicodeEncodeError:
             raise RequestError("the grammar holds a lone surrogate, no character") from None
+        matcher = LLMatcher(tokens, source, log_level=0, limits=LLParserLimits(**LIMITS))
         if matcher.is_error():
             raise RequestError(f"the grammar is refused: {reason(matcher.get_error())}")
         grammar = Grammar(matcher, self._width, frozenset(tokens.eos_tokens))

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import llguidance
 
 Mask = NDArray[np.uint32]
+MAX_REASON = 500  # characters
 
 
 class GrammarMatcher:
@@ -77,6 +78,8 @@ class GrammarMatcher:
 
 
 def reason(error: str) -> str:
-    """llguidance's message without the state that it may add."""
+    """llguidance's message, on one line, without the state that it may add."""
     text = " ".join(error.partition("\n<")[0].split())
-    return "it is too large" if text.startswith("panic") else text or "no reason given"
+    if text.startswith("panic"):
+        return "it is too large"
+    return text if len(text) <= MAX_REASON else text[:MAX_REASON] + " ..."
