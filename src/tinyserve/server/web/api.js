@@ -3,11 +3,10 @@
 const KEY = "tinyserve.key";
 
 export class ApiError extends Error {
-  // status 0: no answer at all. retryAfter: seconds, or null.
-  constructor(message, { status = 0, retryAfter = null } = {}) {
+  // status 0: no answer at all.
+  constructor(message, status = 0) {
     super(message);
     this.status = status;
-    this.retryAfter = retryAfter;
   }
 }
 
@@ -74,7 +73,7 @@ async function send(path, options) {
     if (error.name === "AbortError") throw error;
     if (options.headers.Authorization && !isLatin1(options.headers.Authorization)) {
       setKey("");
-      throw new ApiError("The API key holds characters that cannot be sent.", { status: 401 });
+      throw new ApiError("The API key holds characters that cannot be sent.", 401);
     }
     throw new ApiError("The server cannot be reached.");
   }
@@ -90,9 +89,8 @@ async function failure(response, key) {
     (body) => body?.error?.message,
     () => null,
   );
-  const after = Number.parseInt(response.headers.get("Retry-After") ?? "", 10);
-  const retryAfter = Number.isNaN(after) ? null : after;
-  return new ApiError(inWords(status, told, { key, retryAfter }), { status, retryAfter });
+  const retryAfter = Number.parseInt(response.headers.get("Retry-After") ?? "", 10); // seconds
+  return new ApiError(inWords(status, told, { key, retryAfter }), status);
 }
 
 function inWords(status, told, { key, retryAfter }) {
@@ -101,7 +99,8 @@ function inWords(status, told, { key, retryAfter }) {
   if (status === 408) return "The request took too long and was ended by the server.";
   if (status === 413) return "The conversation is too large for this server.";
   if (status === 429) {
-    return `The server is busy and its queue is full.${retryAfter ? ` Room is expected in about ${retryAfter} s.` : ""}`;
+    const when = retryAfter ? ` Room is expected in about ${retryAfter} s.` : "";
+    return `The server is busy and its queue is full.${when}`;
   }
   if (status === 503) {
     return /loading/.test(told ?? "") ? "The model is still loading." : `The server is not available${reason}.`;
@@ -142,7 +141,7 @@ export async function* chunks(response) {
   for await (const data of events(response)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
-    if (chunk.error) throw new ApiError(`The answer broke off: ${chunk.error.message}`, { status: 500 });
+    if (chunk.error) throw new ApiError(`The answer broke off: ${chunk.error.message}`, 500);
     yield chunk;
   }
   throw new ApiError("The answer broke off: the connection to the server was lost.");

@@ -62,6 +62,7 @@ function askForKey(wasRefused) {
   asking ??= new Promise((resolve) => {
     const dialog = byId("key-dialog");
     const form = dialog.querySelector("form");
+    byId("key-forget").hidden = !getKey();
     setText(byId("key-reason"), wasRefused ? "The key was not accepted." : "This server asks for an API key.");
     form.elements.key.value = "";
     dialog.returnValue = "";
@@ -100,7 +101,7 @@ async function begin() {
     } catch (error) {
       if (attempt !== beginning) return;
       byId("key-open").hidden = false;
-      setText(byId("model-name"), error.status === 401 ? "key needed" : error.status === 503 ? "loading…" : "offline");
+      setText(byId("model-name"), { 401: "key needed", 503: "loading…" }[error.status] ?? "offline");
       if (error.status === 401) return;
     }
     await new Promise((resolve) => setTimeout(resolve, LOADING));

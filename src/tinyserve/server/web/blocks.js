@@ -1,5 +1,5 @@
-// The block pool as a grid: one cell a block, coloured by its oldest owner; a dot where several own it. Cached blocks are
-// nobody's but can be found again; free ones are outlines. Point at a cell, or walk with the arrow keys, to read it.
+// The block pool as a grid: one cell a block, coloured by its oldest owner, with a dot where several own it. Cached
+// blocks are nobody's but can be found again. Point at a cell, or walk with the arrow keys, to read it.
 
 import { isDark, keyOf, resolved } from "./colours.js";
 import { element, setText } from "./dom.js";

@@ -1,4 +1,4 @@
-// Lines over the last minutes, as SVG, so that the style sheet colours them. Knows numbers and times, not their meaning.
+// Lines over the last minutes, as SVG, so that the style sheet colours them. Knows numbers and times, no meaning.
 
 import { element, setText } from "./dom.js";
 
@@ -10,16 +10,16 @@ const SPANS = [60, 120, WINDOW]; // the shortest that holds all there is
 const GAP = 12; // seconds without a sample that break a line
 
 export class LineChart {
-  // series: names, drawn in the order of the style sheet's colours. format(value): in words. top: a fixed highest value.
+  // series: names, in the order of the style sheet's colours. format(value, isTick): in words. top: a fixed maximum.
   constructor(root, { title, series, format, top = null }) {
-    Object.assign(this, { root, series, format, top, points: [], now: 0, span: SPANS[0], cursor: null });
+    Object.assign(this, { root, title, series, format, top, points: [], now: 0, span: SPANS[0], cursor: null });
     this.values = series.map(() => element("b", { textContent: "–" }));
-    const key = (name, i) => element("span", { className: `key line-${i}` }, element("i"), `${name} `, this.values[i]);
+    const key = (name, i) =>
+      element("span", { className: `key line-${i}` }, element("i"), `${name} `, this.values[i]);
     this.svg = svg("svg", { tabindex: 0, role: "img", height: HEIGHT });
     this.tip = element("div", { className: "tip", hidden: true });
     root.append(element("figcaption", {}, element("span", { className: "title", textContent: title }), ...series.map(key)));
     root.append(element("div", { className: "plot" }, this.svg, this.tip));
-    this.title = title;
     this.#listen();
     new ResizeObserver(() => this.draw()).observe(root);
   }

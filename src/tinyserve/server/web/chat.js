@@ -83,7 +83,7 @@ export class Chat {
       for await (const chunk of chunks(response)) this.#take(chunk, run);
     } catch (error) {
       if (run.controller.signal.aborted) message.finish = "stopped";
-      else message.error = { text: inWords(error), retryAfter: error.retryAfter ?? null };
+      else message.error = { text: inWords(error) };
     }
     this.runs.delete(conversation.id);
     if (!run.isForgotten) this.#finish(run);

@@ -1,5 +1,5 @@
-// Markdown inside a line: emphasis, code, links, breaks. Links go to http and https only; an image becomes a link, never a
-// request.
+// Markdown inside a line: emphasis, code, links, breaks. Links go to http and https only; an image becomes a link and
+// never a request.
 
 import { element } from "./dom.js";
 
@@ -175,5 +175,6 @@ function anchor(address, content) {
     return null;
   }
   if (url.protocol !== "http:" && url.protocol !== "https:") return null;
-  return element("a", { href: url.href, rel: "noopener noreferrer nofollow", target: "_blank", title: url.href }, content);
+  const { href } = url;
+  return element("a", { href, rel: "noopener noreferrer nofollow", target: "_blank", title: href }, content);
 }

@@ -1,6 +1,7 @@
-// Markdown as models write it (headings, lists, tables, quotes, code), built as DOM nodes; `inline.js` does what is inside
-// a line. Text only ever becomes text nodes: no markup is parsed, so nothing that a model says can become an element, an
-// attribute or a script. Whatever the text, the work is bounded: nesting is, and nothing is scanned over and over.
+// Markdown as models write it (headings, lists, tables, quotes, code), built as DOM nodes; `inline.js` does what is
+// inside a line. Text only ever becomes text nodes: no markup is parsed, so nothing that a model says can become an
+// element, an attribute or a script. Whatever the text, the work is bounded: nesting is, and nothing is scanned again
+// and again.
 
 import { element } from "./dom.js";
 import { inline } from "./inline.js";
@@ -8,8 +9,8 @@ import { inline } from "./inline.js";
 const MAX_DEPTH = 6;
 const rendered = new WeakMap(); // element -> keys of the blocks it shows
 
-// Show `text` in `target`. Blocks that have not changed since the last call keep their nodes, so that a stream costs its
-// last block and a selection above it survives.
+// Show `text` in `target`. Blocks that have not changed since the last call keep their nodes, so that a stream costs
+// its last block and a selection above it survives.
 export function renderMarkdown(target, text) {
   const blocks = parseBlocks(text.replace(/\r\n?/g, "\n").split("\n"), 0);
   const before = rendered.get(target) ?? [];

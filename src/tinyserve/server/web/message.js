@@ -1,6 +1,6 @@
 // One message of a conversation on the screen. Knows how it looks; `chat.js` knows what happens.
 //
-// A message: {role, content} and, of an answer: reasoning, toolCalls [{name, arguments}], finish, error {text, retryAfter},
+// A message: {role, content} and, of an answer: reasoning, toolCalls [{name, arguments}], finish, error {text},
 // usage (OpenAI's), seconds {first, total}.
 
 import { element, fromTemplate, setText } from "./dom.js";
@@ -35,6 +35,7 @@ export class MessageView {
     error.hidden = !message.error || isRunning;
     setText(error.querySelector("span"), message.error?.text ?? "");
     for (const action of root.querySelectorAll(".actions button")) action.disabled = isRunning;
+    root.querySelector(".actions [data-action=regenerate]").hidden = Boolean(message.error); // beside the error, too
     const isCut = !isRunning && message.content !== "" && ["length", "stopped"].includes(message.finish);
     root.querySelector("[data-action=continue]").hidden = !isCut;
     root.querySelector("[data-action=copy]").hidden = !message.content;
@@ -54,9 +55,7 @@ export class MessageView {
     const home = this.root.querySelector(".tool-calls");
     while (home.children.length > calls.length) home.lastChild.remove();
     calls.forEach((call, i) => {
-      if (!home.children[i]) {
-        home.append(element("details", { className: "tool-call" }, element("summary"), element("pre", { tabIndex: 0 })));
-      }
+      if (!home.children[i]) home.append(toolCall());
       const [summary, pre] = home.children[i].children;
       setText(summary, `Tool call: ${call.name || "…"}`);
       setText(pre, call.arguments);
@@ -93,6 +92,10 @@ export class MessageView {
     this.body.after(form);
     area.focus();
   }
+}
+
+function toolCall() {
+  return element("details", { className: "tool-call" }, element("summary"), element("pre", { tabIndex: 0 }));
 }
 
 // "38 tok/s · first token 0.2 s · 45 in (32 cached) · 128 out · cut at the token limit"

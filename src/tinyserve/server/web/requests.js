@@ -62,7 +62,7 @@ function fill(row, request, colour) {
   cell("state").dataset.state = request.state;
   const read = Math.min(computed, prompt);
   cell("bar").setAttribute("aria-valuenow", String(prompt ? Math.round((100 * read) / prompt) : 0));
-  cell("bar").title = `${count(read)} of ${count(prompt)} prompt tokens computed, ${count(cached)} of them from the cache`;
+  cell("bar").title = `${count(read)} of ${count(prompt)} prompt tokens computed, ${count(cached)} from the cache`;
   cell("computed").style.width = `${prompt ? (100 * read) / prompt : 0}%`;
   cell("cached").style.width = `${prompt ? (100 * Math.min(cached, read)) / prompt : 0}%`;
   setText(cell("prompt"), read < prompt ? `${count(read)} / ${count(prompt)}` : count(prompt));
