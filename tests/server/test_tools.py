@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import operator
 from collections.abc import Iterator
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 from helpers.chat_streams import accumulate, without_ids
 from helpers.fake_service import make_engine, tokenizer
@@ -159,6 +162,15 @@ def test_what_tools_are_refused(served: Live) -> None:
     assert older["param"] == "functions"
     assert "tools" in older["message"]
     assert refused(served, function_call={"name": "f"})["param"] == "function_call"
+
+
+def test_a_strict_schema_that_no_grammar_can_follow(served: Live) -> None:
+    parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=a)b"}}}
+    strict = {"name": "f", "parameters": parameters, "strict": True}
+    tools = [{"type": "function", "function": strict}]
+    assert refused(served, tools=tools, tool_choice="required")["param"] == "tools"
+    served.runner.says("no")
+    assert ask(served, tools=tools)["message"]["content"] == "no"
 
 
 @pytest.mark.parametrize(
@@ -371,3 +383,40 @@ def test_the_official_client(served: Live, client: openai.OpenAI) -> None:
     assert streamed.tool_calls is not None
     assert [call.function.name for call in streamed.tool_calls] == ["get_weather"] * 2
     assert final.choices[0].finish_reason == "tool_calls"
+
+
+class Trip(pydantic.BaseModel):
+    """A journey."""
+
+    city: str
+    days: int
+
+
+def test_the_official_client_parses_strict_calls(served: Live, client: openai.OpenAI) -> None:
+    served.runner.says('<tool_call>\n{"name": "Trip", "arguments": {"city": "Rome", "days": 3}}')
+    answer = client.chat.completions.parse(
+        model="tinyserve",
+        messages=[{"role": "user", "content": "hello"}],
+        tools=[openai.pydantic_function_tool(Trip)],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        max_tokens=200,
+    )
+    (call,) = answer.choices[0].message.tool_calls or []
+    assert call.function.parsed_arguments == Trip(city="Rome", days=3)
+
+
+def test_langchain_joins_the_pieces(served: Live) -> None:
+    """TOOL-06: it would join the names of all pieces as well."""
+    langchain_openai = pytest.importorskip("langchain_openai")
+    served.runner.says(f"Hm.{CALL}{CALL}")
+    model = langchain_openai.ChatOpenAI(
+        model="tinyserve", base_url=f"{served.base_url}/v1", api_key="none", max_retries=0
+    ).bind_tools(TOOLS)
+    expected = [("get_weather", {"city": "Paris"})] * 2
+    answer = model.invoke("hello")
+    assert [(call["name"], call["args"]) for call in answer.tool_calls] == expected
+    pieces = list(model.stream("hello"))
+    joined = functools.reduce(operator.add, pieces)
+    assert [(call["name"], call["args"]) for call in joined.tool_calls] == expected
+    assert joined.content == answer.content == "Hm."

@@ -188,7 +188,7 @@ class Service:
             options,
             make_writer(context),
             visible_ids=context.visible_ids,
-            grammar=await self._compiled(chat_spec(context)),
+            grammar=await self._compiled(await self.off_loop_if(_size(body), chat_spec, context)),
         )
 
     async def _compiled(self, spec: GrammarSpec | None) -> Grammar | None:
@@ -199,8 +199,7 @@ class Service:
 
     async def encode_chat(self, body: ChatRequest) -> list[int]:
         """The prompt of a conversation, as token ids. Raises RequestError."""
-        size = sum(_content_length(m.content) for m in body.messages)
-        return await self.off_loop_if(size, encode_chat, self.engine, body)
+        return await self.off_loop_if(_size(body), encode_chat, self.engine, body)
 
     def _admit(self, body: GenerationRequest, param: str, num_logprobs: int | None) -> str:
         """What both routes check first; the served name of the model."""
@@ -292,7 +291,10 @@ def _truncated(ids: list[int], keep: int | None) -> list[int]:
     return ids if keep is None else ids[-keep:]
 
 
-def _content_length(content: str | list[Any] | None) -> int:
-    if isinstance(content, str):
-        return len(content)
-    return sum(len(str(part)) for part in content or ())
+def _size(body: ChatRequest) -> int:
+    """About how many characters the prompt will have, and its grammar."""
+    size = sum(len(m.content) for m in body.messages if isinstance(m.content, str))
+    others = [m.content for m in body.messages if not isinstance(m.content, str)]
+    calls = [m.tool_calls for m in body.messages if m.tool_calls]
+    values = [*others, *calls, body.tools, body.chat_template_kwargs, body.chat_template]
+    return size + sum(len(str(value)) for value in values if value)
