@@ -6,14 +6,20 @@ Nothing here leaves the machine: what the clients would fetch or report is turne
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
+import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers.fake_service import make_engine
 from helpers.live_server import Live, live
+
+from tinyserve.config import TinyServeConfig
+from tinyserve.engine.build import build_engine
 
 NAMES = ("anthropic", "langchain_openai", "litellm")
 MISSING = [name for name in NAMES if not importlib.util.find_spec(name)]
@@ -42,26 +48,43 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.line(REASON)
 
 
-# Writes a conversation and the tools at hand as models of the Qwen family read them.
-TEMPLATE = (
-    "{% if tools %}Tools:{% for tool in tools %} {{ tool | tojson }}{% endfor %}\n{% endif %}"
-    "{% for m in messages %}{{ m.role }}: {{ m.content or '' }}"
-    "{% for call in m.tool_calls or [] %}<tool_call>\n{{ call.function | tojson }}\n</tool_call>"
-    "{% endfor %}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
+CALL = (
+    '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}\n</tool_call>'
 )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _clean_up_after_clients() -> Iterator[None]:
+    """Some leave sockets and event loops behind, whose warnings would be blamed on later tests."""
+    yield
+    litellm = sys.modules.get("litellm")
+    if litellm is not None:
+        litellm.in_memory_llm_clients_cache.flush_cache()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
 def shared_client_server() -> Iterator[Live]:
-    engine = make_engine(
-        model={"chat_template": TEMPLATE, "tool_call_parser": "hermes"},
-        scheduler={"max_model_len": 2048},
-        cache={"num_blocks": 2048},
-        server={"max_body_size": 1 << 20},
-    )
-    with live(engine) as running:
+    with live(
+        make_engine(scheduler={"max_model_len": 2048}, cache={"num_blocks": 2048})
+    ) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def random_model() -> Iterator[Live]:
+    """A model that is really computed and draws at random: only a grammar keeps it to a form."""
+    config = {"model": {"name": "synthetic"}, "scheduler": {"max_model_len": 2048}}
+    with live(build_engine(TinyServeConfig.from_dict(config))) as running:
+        yield running
+
+
+@pytest.fixture
+def weather_call() -> str:
+    """How the model writes a call of `get_weather` for two days in Paris."""
+    return CALL
 
 
 @pytest.fixture

@@ -9,6 +9,13 @@ import pytest
 from helpers.live_server import Live
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
+TOOL: Any = {
+    "name": "get_weather",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+    },
+}
 
 
 @pytest.fixture
@@ -52,6 +59,31 @@ def test_the_end_has_a_reason(served: Live, client: Any) -> None:
     )
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "END")
     assert stopped.content[0].text == "one two three "
+
+
+def test_tools(served: Live, client: Any, weather_call: str) -> None:
+    served.runner.says(f"Let me see.\n{weather_call}")
+    asked: Any = {"model": "tinyserve", "max_tokens": 200, "tools": [TOOL]}
+    message = client.messages.create(messages=HELLO, **asked)
+    assert message.stop_reason == "tool_use"
+    text, call = message.content
+    assert (text.type, call.type, call.name) == ("text", "tool_use", "get_weather")
+    assert call.input == {"city": "Paris", "days": 2}
+
+    with client.messages.stream(messages=HELLO, **asked) as stream:
+        streamed = stream.get_final_message()
+    assert streamed.content[1].input == call.input
+    assert streamed.stop_reason == "tool_use"
+
+    served.runner.says("two dry days")
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "dry"}
+    turns = [
+        *HELLO,
+        {"role": "assistant", "content": message.content},
+        {"role": "user", "content": [result]},
+    ]
+    answer = client.messages.create(messages=turns, **asked)
+    assert answer.content[0].text == "two dry days"
 
 
 def test_count_tokens(served: Live, client: Any) -> None:

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from typing import Any, Literal
 
 import pytest
 from helpers.fake_engine import HIDDEN
 from helpers.live_server import Live
+from pydantic import BaseModel
 
 MESSAGES = [{"role": "user", "content": "hello"}]
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
+        },
+    },
+}
+
+
+class Weather(BaseModel):
+    city: Literal["Paris", "Rome"]
+    rain: bool
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +67,32 @@ def test_stream(served: Live, litellm: Any, where: dict[str, Any]) -> None:
     whole = litellm.stream_chunk_builder(chunks, messages=MESSAGES)
     assert whole.choices[0].message.content == "well, hello 😀"
     assert whole.choices[0].finish_reason == "stop"
+
+
+def test_tools(served: Live, litellm: Any, where: dict[str, Any], weather_call: str) -> None:
+    served.runner.says(weather_call)
+    answer = litellm.completion(messages=MESSAGES, tools=[TOOL], **where)
+    (call,) = answer.choices[0].message.tool_calls
+    assert answer.choices[0].finish_reason == "tool_calls"
+    assert call.function.name == "get_weather"
+    assert json.loads(call.function.arguments) == {"city": "Paris", "days": 2}
+    chunks = list(litellm.completion(messages=MESSAGES, tools=[TOOL], stream=True, **where))
+    whole = litellm.stream_chunk_builder(chunks, messages=MESSAGES)
+    (streamed,) = whole.choices[0].message.tool_calls
+    assert streamed.function.name == "get_weather"
+    assert json.loads(streamed.function.arguments) == json.loads(call.function.arguments)
+
+
+def test_structured_output(random_model: Live, litellm: Any) -> None:
+    answer = litellm.completion(
+        model="hosted_vllm/tinyserve",
+        api_base=f"{random_model.base_url}/v1",
+        api_key="none",
+        messages=MESSAGES,
+        response_format=Weather,
+        seed=7,
+    )
+    assert Weather.model_validate_json(answer.choices[0].message.content)
 
 
 def test_text_completion(served: Live, litellm: Any, where: dict[str, Any]) -> None:
