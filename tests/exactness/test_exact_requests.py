@@ -70,7 +70,13 @@ def build(model: dict[str, Any], **sections: Any) -> Engine:
     return build_engine(TinyServeConfig.from_dict({"model": model, **sections}))
 
 
-def tight(model: dict[str, Any], num_blocks: int, num_swap_blocks: int, policy: str) -> Engine:
+def tight(
+    model: dict[str, Any],
+    num_blocks: int,
+    num_swap_blocks: int,
+    policy: str,
+    **sections: Any,
+) -> Engine:
     return build(
         {**model, "threads": 2},
         cache={"block_size": 4, "num_blocks": num_blocks, "num_swap_blocks": num_swap_blocks},
@@ -80,6 +86,7 @@ def tight(model: dict[str, Any], num_blocks: int, num_swap_blocks: int, policy: 
             "max_model_len": num_blocks * 4,
             "policy": policy,
         },
+        **sections,
     )
 
 

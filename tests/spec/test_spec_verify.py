@@ -1,9 +1,9 @@
 """The verifier against the target's law.
 
-Statistical tests: Pearson's chi-square with fixed seeds, rejecting beyond 4.0 standard deviations, a
-false alarm in about 32,000 fresh seeds; with 22 of them a right verifier would fail for one seed in
-1,400. Seeds are fixed, so what passes once passes always. 25,000 draws each, over 200,000 together;
-slow: 200,000 each.
+Pearson's chi-square with fixed seeds, rejecting beyond 4.0 standard deviations: a false alarm in
+about 32,000 fresh seeds. There are 22, so a right verifier would fail one for a seed in 1,400;
+seeds are fixed, so what passes once passes always. 25,000 draws each, over 200,000 together; the
+slow ones 200,000 each.
 """
 
 from __future__ import annotations
