@@ -27,7 +27,7 @@ from tinyserve.server.guards import OPEN_PATHS, KeyGuard
 from tinyserve.server.http import RootPath, request_id_header
 from tinyserve.server.messages_errors import in_dialect
 from tinyserve.server.observe.http import HTTPMeter
-from tinyserve.server.openapi import describe_keys
+from tinyserve.server.openapi import complete_document
 from tinyserve.server.routes import ROUTES
 from tinyserve.server.session import ClientGoneError
 from tinyserve.server.state import ServerState
@@ -71,6 +71,7 @@ def create_app(
     _add_error_handlers(app)
     for add_routes in ROUTES:
         add_routes(app, state)
+    complete_document(app, OPEN_PATHS if state.keys else None)
     return app
 
 
@@ -97,7 +98,6 @@ def _add_middleware(app: FastAPI, state: ServerState) -> None:
         app.add_middleware(RootPath, root_path=config.root_path)
     if state.keys:
         app.add_middleware(KeyGuard, keys=state.keys, root_path=config.root_path)
-        describe_keys(app, OPEN_PATHS)
     if config.allowed_origins:
         from starlette.middleware.cors import CORSMiddleware
 

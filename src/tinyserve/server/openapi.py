@@ -1,45 +1,121 @@
-"""The OpenAPI document: request bodies, which the routes read and check themselves, and keys."""
+"""The OpenAPI document: what the routes, which read and check bodies themselves, leave unsaid.
+
+Request bodies are given by each route (`body_schema`); answers, errors and keys are added to the
+whole document by `complete_document`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Set as AbstractSet
 from typing import Any
 
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-_SCHEMES = {
+from tinyserve.server.openapi_schemas import (
+    ANSWERS,
+    BOUNDS,
+    ERROR,
+    MESSAGES_ERROR,
+    PLAIN_TEXT,
+    PROBES,
+    STREAMING,
+    Schema,
+)
+
+_KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},
     "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
 }
+_ERRORS = {
+    "400": "The request is wrong; `param` names the field.",
+    "401": "The API key is missing or wrong.",
+    "403": "The Host header is not one of the names that are served.",
+    "404": "The model, or what else was asked for, does not exist.",
+    "408": "The request took too long.",
+    "413": "The body is too large.",
+    "415": "The content type or encoding is not plain JSON.",
+    "429": "Too much is waiting; `Retry-After` says when to try again.",
+    "500": "The server is at fault.",
+    "503": "The server is loading, ending, or broken.",
+}
+_WITHOUT_BODY = ("400", "401", "403", "404", "500", "503")
+_JSON = "application/json"
+_MODELS = "#/components/schemas/"
 
 
-def describe_keys(app: FastAPI, open_paths: AbstractSet[str]) -> None:
-    """Let the document say that every path needs a key but `open_paths`."""
+def complete_document(app: FastAPI, open_paths: AbstractSet[str] | None) -> None:
+    """Let the document state answers and errors; and keys, on every path but `open_paths`.
+
+    `open_paths` None: the server asks for no keys.
+    """
     make = app.openapi
 
     def document() -> dict[str, Any]:
         is_new = app.openapi_schema is None
         made = make()
         if is_new:
-            made.setdefault("components", {})["securitySchemes"] = _SCHEMES
-            made["security"] = [{name: []} for name in _SCHEMES]
-            for path in open_paths & made["paths"].keys():
-                for operation in made["paths"][path].values():
-                    operation["security"] = []
+            components = made.setdefault("components", {})
+            components["schemas"] = {"Error": ERROR, "MessagesError": MESSAGES_ERROR}
+            for path, item in made["paths"].items():
+                for operation in item.values():
+                    _describe_answers(path, operation)
+            if open_paths is not None:
+                _describe_keys(made, open_paths)
         return made
 
     app.openapi = document  # type: ignore[method-assign]  # FastAPI's way to change it
 
 
+def _describe_answers(path: str, operation: dict[str, Any]) -> None:
+    answer = _content(ANSWERS.get(path, {"type": "object"}))
+    if path in STREAMING:
+        answer["text/event-stream"] = {"schema": {"type": "string"}}
+    if path in PLAIN_TEXT:
+        answer = {"text/plain": {"schema": {"type": "string"}}}
+    responses = {"200": {"description": "Successful", "content": answer}}
+    statuses = _ERRORS if "requestBody" in operation else _WITHOUT_BODY
+    kind = "MessagesError" if re.search(r"/v1/messages(/|$)", path) else "Error"
+    for status in statuses:
+        content = _content({"$ref": _MODELS + kind})
+        if path in PROBES and status == "503":
+            content = answer
+        responses[status] = {"description": _ERRORS[status], "content": content}
+    if "429" in responses:
+        seconds = {"schema": {"type": "integer"}, "description": "seconds"}
+        responses["429"]["headers"] = {"Retry-After": seconds}
+    operation["responses"] = responses
+
+
+def _content(schema: Schema) -> dict[str, Any]:
+    return {_JSON: {"schema": schema}}
+
+
+def _describe_keys(document: dict[str, Any], open_paths: AbstractSet[str]) -> None:
+    document["components"]["securitySchemes"] = _KEYS
+    document["security"] = [{name: []} for name in _KEYS]
+    for path in open_paths & document["paths"].keys():
+        for operation in document["paths"][path].values():
+            operation["security"] = []
+
+
 def body_schema(kind: type[BaseModel]) -> dict[str, Any]:
     """What a route adds to its entry in the document."""
-    schema = kind.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema = kind.model_json_schema(ref_template=_MODELS + "{model}")
     definitions = schema.pop("$defs", {})
     for name, definition in definitions.items():
-        _inline(schema, f"#/components/schemas/{name}", definition)
-    content = {"application/json": {"schema": schema}}
-    return {"requestBody": {"required": True, "content": content}}
+        _inline(schema, _MODELS + name, definition)
+    for name in BOUNDS.keys() & schema["properties"].keys():
+        _bound(schema["properties"][name], *BOUNDS[name])
+    return {"requestBody": {"required": True, "content": _content(schema)}}
+
+
+def _bound(node: dict[str, Any], low: float, high: float) -> None:
+    """State the range of a number, or of the numbers among several types."""
+    for kind in node.get("anyOf", [node]):
+        if kind.get("type") in ("integer", "number"):
+            kind.update(minimum=low, maximum=high)
 
 
 def _inline(node: Any, reference: str, definition: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
 
 from tinyserve.errors import RequestError
 
@@ -127,10 +127,21 @@ class GenerationRequest(BaseModel):
         )
 
 
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_PROMPT = {
+    "anyOf": [
+        {"type": "string", "minLength": 1},
+        {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+        _IDS,
+        {"type": "array", "items": _IDS, "minItems": 1},
+    ]
+}
+
+
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`. `engine.intake`, which knows the vocabulary, checks `prompt`."""
 
-    prompt: str | list[str] | list[int] | list[list[int]] | Any = None
+    prompt: Annotated[Any, WithJsonSchema(_PROMPT)] = None
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
