@@ -11,7 +11,7 @@ import threading
 from functools import cache
 from typing import Any
 
-from helpers.fake_engine import FakeLogits, FakeRunner, digest
+from helpers.fake_engine import FakeLogits, FakeRunner, digest, first_allowed
 
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine, assemble, resolve_max_model_len
@@ -85,7 +85,10 @@ class SpeakingLogits(FakeLogits):
 
     def _sample(self, row: SampleRow) -> SampledToken:
         context = self.contexts[row.row]
-        token = row.target if row.target is not None else self._draw(row, context)
+        drawn = row.target if row.target is not None else self._draw(row, context)
+        if drawn is None:
+            return SampledToken(0, is_blocked=True)
+        token = drawn
         is_nan = self.nan_token is not None and context[-1] == self.nan_token
         if row.num_logprobs is None:
             return SampledToken(token, is_nan=is_nan)
@@ -94,7 +97,7 @@ class SpeakingLogits(FakeLogits):
         top = [(i, math.log(0.5) - rank) for rank, i in enumerate([token, *others])]
         return SampledToken(token, top[0][1], 1, top[: row.num_logprobs], is_nan)
 
-    def _draw(self, row: SampleRow, context: tuple[int, ...]) -> int:
+    def _draw(self, row: SampleRow, context: tuple[int, ...]) -> int | None:
         script = self.runner.script
         if script is not None:
             index = len(row.output_ids)
@@ -103,13 +106,7 @@ class SpeakingLogits(FakeLogits):
             key = () if row.params.is_greedy else (row.seed, row.choice, row.position)
             number = digest(context, *key)
             token = EOS_ID if number % 29 == 0 else 3 + number % (VOCAB - 3)
-        while token in row.banned_ids or not _is_allowed(row, token):
-            token = (token + 1) % VOCAB
-        return token
-
-
-def _is_allowed(row: SampleRow, token: int) -> bool:
-    return row.mask is None or bool(int(row.mask[token // 32]) >> (token % 32) & 1)
+        return first_allowed(row, token, VOCAB)
 
 
 def make_engine(**sections: dict[str, Any]) -> Engine:

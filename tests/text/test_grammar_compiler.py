@@ -106,6 +106,7 @@ def test_a_busy_compiler_says_so_and_still_gives_what_it_has(gated: Callable[...
             one.compile(regex(f"b{i}"))
     with pytest.raises(QueueFullError):
         one.compile(regex("c"))
+    assert not one._queue
     assert one.compile(regex("a+")) is ready
     one.gate.set()
     for pending in list(one._results.values()):

@@ -43,7 +43,7 @@ from tinyserve.server.protocol import (
 )
 from tinyserve.server.session import Job
 from tinyserve.server.shapes import CompletionShape, Identity, ShapeOptions
-from tinyserve.server.structured import chat_spec, spec_of
+from tinyserve.server.structured import chat_spec, compiled, spec_of
 from tinyserve.server.writer import Writer
 from tinyserve.text.grammar import Grammar
 from tinyserve.text.grammar_spec import GrammarSpec
@@ -195,7 +195,7 @@ class Service:
         """The grammar of a constraint, compiled off the event loop. Raises RequestError."""
         if spec is None:
             return None
-        return await asyncio.to_thread(self.engine.intake.grammars.compile, spec)
+        return await compiled(self.engine.intake.grammars, spec)
 
     async def encode_chat(self, body: ChatRequest) -> list[int]:
         """The prompt of a conversation, as token ids. Raises RequestError."""

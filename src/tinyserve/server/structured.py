@@ -7,6 +7,7 @@ constraint that was asked for is never ignored.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ from typing import Any, NoReturn
 from tinyserve.errors import RequestError
 from tinyserve.server.chat_context import ChatContext
 from tinyserve.server.protocol import GenerationRequest
+from tinyserve.text.grammar import Grammar, GrammarCompiler
 from tinyserve.text.grammar_spec import (
     GrammarSpec,
     JsonStyle,
@@ -63,6 +65,22 @@ def chat_spec(context: ChatContext) -> GrammarSpec | None:
     elif tools is not None and spec is not None:
         spec = replace(spec, or_else=form.calls_spec(tools, context.tokenizer.special_id))
     return None if spec is None else form.after_thinking(spec, context.thinking)
+
+
+async def compiled(grammars: GrammarCompiler, spec: GrammarSpec) -> Grammar:
+    """The grammar of `spec`, compiled while the event loop goes on. Raises what `compile` does."""
+    pending = grammars.submit(spec)
+    if not pending.done():
+        waiter = asyncio.wrap_future(pending)
+        waiter.add_done_callback(_look)
+        await asyncio.wait({waiter}, timeout=grammars.patience(pending))
+    return grammars.settle(spec, pending)
+
+
+def _look(waiter: asyncio.Future[Grammar]) -> None:
+    """`settle` deals with errors; asyncio would complain of those that come later."""
+    if not waiter.cancelled():
+        waiter.exception()
 
 
 def _specs(body: GenerationRequest) -> Iterator[GrammarSpec]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tinyserve")
 
 TIME_LIMIT_S = 5.0
+FIRST_TIME_S = 30.0  # on top, while the token table is made
 MAX_CACHED = 128
 NUM_THREADS = 2
 MAX_USES = 1000  # choices that share one lexer, whose states only ever grow
@@ -78,10 +79,18 @@ class Grammar:
         self._has_failed = True
 
 
-class _Pending(Future[Grammar]):
+class Pending(Future[Grammar]):
     """What becomes of one spec; `is_late` once somebody has waited for it in vain."""
 
     is_late = False
+
+    @property
+    def is_worn(self) -> bool:
+        """Whether it is there, but to be compiled anew."""
+        if not self.done() or self.cancelled():
+            return self.cancelled()
+        error = self.exception()
+        return self.result().is_worn if error is None else not isinstance(error, RequestError)
 
 
 class GrammarCompiler:
@@ -99,9 +108,10 @@ class GrammarCompiler:
         self._width = width
         self._eos_ids = tuple(eos_ids)
         self._time_limit_s = time_limit_s
-        self._lock = threading.Lock()  # the cache
-        self._results: OrderedDict[GrammarSpec, _Pending] = OrderedDict()
-        self._slots = threading.Semaphore(NUM_THREADS)
+        self._lock = threading.Lock()  # guards the three below
+        self._results: OrderedDict[GrammarSpec, Pending] = OrderedDict()
+        self._queue: deque[tuple[GrammarSpec, Pending]] = deque()
+        self._num_running = 0
         self._tokens_lock = threading.Lock()
         self._tokens: llguidance.LLTokenizer | None = None
 
@@ -111,50 +121,75 @@ class GrammarCompiler:
         Raises RequestError naming `spec.param`, with llguidance's reason, for what is wrong, not
         supported or too complex; QueueFullError while others' grammars keep the compiler busy.
         """
-        pending, is_new = self._look_up(spec)
-        if is_new:
-            self._start(spec, pending)
-        try:
-            return pending.result(0 if pending.is_late else self._time_limit_s)
-        except concurrent.futures.TimeoutError:
+        pending = self.submit(spec)
+        concurrent.futures.wait([pending], self.patience(pending))
+        return self.settle(spec, pending)
+
+    def submit(self, spec: GrammarSpec) -> Pending:
+        """Look `spec` up, or begin to compile it. Does not wait: that is for the caller, no longer
+        than `patience`, and then to `settle`.
+        """
+        with self._lock:
+            pending = self._results.get(spec)
+            if pending is None or pending.is_worn:
+                pending = self._results[spec] = Pending()
+                self._queue.append((spec, pending))
+                self._start_next()
+            self._results.move_to_end(spec)
+            while len(self._results) > MAX_CACHED:
+                self._results.popitem(last=False)
+            return pending
+
+    def patience(self, pending: Pending) -> float:
+        """How long to wait for it, in seconds."""
+        if pending.is_late or pending.done():
+            return 0.0
+        return self._time_limit_s + (FIRST_TIME_S if self._tokens is None else 0.0)
+
+    def settle(self, spec: GrammarSpec, pending: Pending) -> Grammar:
+        """The grammar, or the error why there is none (yet): those of `compile`."""
+        if not pending.done() and not pending.cancel():
             pending.is_late = True
             raise RequestError(
                 f"the grammar takes longer than {self._time_limit_s:g} seconds to compile",
                 param=spec.param,
-            ) from None
+            )
+        if pending.cancelled():  # it has never begun
+            self._forget(spec, pending)
+            raise QueueFullError("the grammar compiler is busy; try again")
+        try:
+            return pending.result()
         except RequestError as error:  # perhaps another request's: the field is this one's
             raise RequestError(error.message, param=spec.param) from None
 
-    def _look_up(self, spec: GrammarSpec) -> tuple[_Pending, bool]:
+    def _forget(self, spec: GrammarSpec, pending: Pending) -> None:
         with self._lock:
-            found = self._results.get(spec)
-            if found is not None and not _is_worn(found):
-                self._results.move_to_end(spec)
-                return found, False
-            pending = self._results[spec] = _Pending()
-            self._results.move_to_end(spec)
-            while len(self._results) > MAX_CACHED:
-                self._results.popitem(last=False)
-            return pending, True
+            if self._results.get(spec) is pending:
+                del self._results[spec]
+            if (spec, pending) in self._queue:
+                self._queue.remove((spec, pending))
 
-    def _start(self, spec: GrammarSpec, pending: _Pending) -> None:
-        if not self._slots.acquire(timeout=self._time_limit_s):
-            with self._lock:
-                if self._results.get(spec) is pending:
-                    del self._results[spec]
-            pending.set_exception(QueueFullError("the grammar compiler is busy; try again"))
-            return
-        with self._lock:
+    def _start_next(self) -> None:
+        """Start a thread for what waits, if one may run; under the lock."""
+        while self._queue and self._num_running < NUM_THREADS:
+            spec, pending = self._queue.popleft()
+            if not pending.set_running_or_notify_cancel():
+                continue
+            # A daemon: a compilation that never ends must not keep the process. A thread for each:
+            # the stack that a deep one has touched goes back.
+            thread = threading.Thread(
+                target=self._run, args=(spec, pending), name="grammar-compiler", daemon=True
+            )
             usual = threading.stack_size(STACK_BYTES)  # of all new threads: set back at once
             try:
-                # A daemon: a compilation that never ends must not keep the process.
-                threading.Thread(
-                    target=self._run, args=(spec, pending), name="grammar-compiler", daemon=True
-                ).start()
+                thread.start()
+                self._num_running += 1
+            except RuntimeError as error:  # the system has no more threads
+                pending.set_exception(QueueFullError(f"a grammar cannot be compiled now: {error}"))
             finally:
                 threading.stack_size(usual)
 
-    def _run(self, spec: GrammarSpec, pending: _Pending) -> None:
+    def _run(self, spec: GrammarSpec, pending: Pending) -> None:
         try:
             pending.set_result(self._compile(spec))
         except RequestError as error:
@@ -163,7 +198,9 @@ class GrammarCompiler:
             logger.exception("a grammar could not be compiled")
             pending.set_exception(RequestError(f"the grammar cannot be compiled: {error}"))
         finally:
-            self._slots.release()
+            with self._lock:
+                self._num_running -= 1
+                self._start_next()
 
     def _compile(self, spec: GrammarSpec) -> Grammar:
         from llguidance import LLMatcher, LLParserLimits
@@ -186,10 +223,6 @@ class GrammarCompiler:
             if self._tokens is None:
                 self._tokens = token_table(self._tokenizer, self._width, self._eos_ids)
             return self._tokens
-
-
-def _is_worn(pending: _Pending) -> bool:
-    return pending.done() and pending.exception() is None and pending.result().is_worn
 
 
 def _probe(grammar: Grammar) -> None:
