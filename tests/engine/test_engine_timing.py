@@ -10,7 +10,7 @@ from helpers.timed_engine import TimedEngine
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tinyserve.engine.timing import Life
+from tinyserve.engine.chronicle import Life
 from tinyserve.errors import RequestError
 
 
@@ -30,7 +30,7 @@ def test_times_of_a_request_come_in_order_and_add_up() -> None:
     before = monotonic()
     timed.add("a", prompt(6), max_tokens=5)
     timed.run()
-    life = timed.lives()["a", 0]
+    life = timed.lives["a", 0]
     assert before <= life.request.arrival
     assert life.finished <= monotonic()
     assert_in_order(life)
@@ -49,14 +49,14 @@ def test_steps_say_what_the_tokens_say() -> None:
     timed.add("a", prompt(10), max_tokens=4)
     timed.add("b", prompt(3, 9), max_tokens=1)
     timed.run()
-    steps = list(timed.core.steps)
+    steps = timed.steps
     assert sum(step.num_tokens for step in steps) == timed.core.stats().num_scheduled_tokens
     assert len(steps) == timed.core.stats().num_steps
     assert sum(len(step.first_tokens) for step in steps) == 2
     gaps = [gap for step in steps for gap in step.gaps]
     assert [count for _, count in gaps] == [1, 1, 1]  # the first token of each has none
     assert all(step.seconds > 0 for step in steps)
-    life = timed.lives()["a", 0]
+    life = timed.lives["a", 0]
     assert sum(seconds for seconds, _ in gaps) == pytest.approx(life.decode_s)
 
 
@@ -71,15 +71,15 @@ def test_a_preempted_choice_keeps_its_first_token_and_its_gap_shows_the_preempti
         firsts: dict[str, float] = {}
         while timed.core.has_work():
             for output in timed.core.step():
-                firsts.setdefault(output.request_id, timed.core.steps[-1].time)
+                firsts.setdefault(output.request_id, timed.steps[-1].time)
         stats = timed.core.stats()
         assert stats.num_preemptions_swap + stats.num_preemptions_recompute > 0
-        for (request_id, _), life in timed.lives().items():
+        for (request_id, _), life in timed.lives.items():
             assert life.first_token == firsts[request_id]
             assert life.num_output_tokens == 12
             assert_in_order(life)
-        assert sum(len(step.first_tokens) for step in timed.core.steps) == 2
-        assert sum(count for step in timed.core.steps for _, count in step.gaps) == 22
+        assert sum(len(step.first_tokens) for step in timed.steps) == 2
+        assert sum(count for step in timed.steps for _, count in step.gaps) == 22
 
 
 def test_dropped_tokens_that_are_computed_again_are_counted() -> None:
@@ -112,7 +112,7 @@ def test_each_choice_of_an_aborted_request_ends_once() -> None:
     assert timed.core.abort("a")
     assert not timed.core.abort("a")
     timed.run()
-    reasons = {key: life.reason for key, life in timed.lives().items()}
+    reasons = {key: life.reason for key, life in timed.lives.items()}
     assert reasons == {("a", 0): "abort", ("a", 1): "abort", ("a", 2): "abort", ("b", 0): "length"}
 
 
@@ -120,7 +120,7 @@ def test_abort_before_the_first_step() -> None:
     timed = TimedEngine()
     timed.add("a", prompt(6))
     timed.core.abort("a")
-    life = timed.lives()["a", 0]
+    life = timed.lives["a", 0]
     assert (life.reason, life.scheduled, life.prefill_s) == ("abort", None, None)
     assert life.queue_s >= 0
     assert not timed.core.has_work()
@@ -130,7 +130,7 @@ def test_a_request_that_the_engine_refuses_ends_as_an_error() -> None:
     timed = TimedEngine(num_blocks=4)
     with pytest.raises(RequestError):
         timed.add("huge", prompt(100), n=2)
-    assert [life.reason for life in timed.core.ended] == ["error", "error"]
+    assert [life.reason for life in timed.lives.values()] == ["error", "error"]
 
 
 def test_when_the_engine_dies_everything_ends_as_an_error() -> None:
@@ -141,14 +141,14 @@ def test_when_the_engine_dies_everything_ends_as_an_error() -> None:
     timed.engine.runner.error = RuntimeError("broken")
     with pytest.raises(RuntimeError):
         timed.core.step()
-    assert [life.reason for life in timed.lives().values()] == ["error"] * 3
+    assert [life.reason for life in timed.lives.values()] == ["error"] * 3
 
 
 def test_a_request_without_output_has_no_first_token() -> None:
     timed = TimedEngine()
     timed.add("a", prompt(6), max_tokens=0)
     timed.run()
-    life = timed.lives()["a", 0]
+    life = timed.lives["a", 0]
     assert (life.reason, life.num_output_tokens, life.ttft_s) == ("length", 0, None)
 
 
@@ -173,11 +173,11 @@ def test_whatever_happens_every_choice_ends_once(
         if not timed.core.has_work():
             break
         timed.core.step()
-    lives = timed.lives()
+    lives = timed.lives
     assert len(lives) == sum(n for _, _, n, _ in requests)
     for life in lives.values():
         assert_in_order(life)
     tokens = sum(life.num_output_tokens for life in lives.values())
     assert tokens == timed.core.stats().num_generation_tokens
-    counted = [len(s.first_tokens) + sum(c for _, c in s.gaps) for s in timed.core.steps]
+    counted = [len(s.first_tokens) + sum(c for _, c in s.gaps) for s in timed.steps]
     assert sum(counted) == tokens

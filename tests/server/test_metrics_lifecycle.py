@@ -163,7 +163,13 @@ def test_records_are_gathered_without_anybody_looking(served: Live) -> None:
     served.complete(max_tokens=3)
     core = served.state.observer.core
     assert core is not None
-    wait_for(lambda: not core.steps and not core.ended)
+    wait_for(lambda: not core.records)
+    with live(make_engine()) as other:  # an abort brings no output: the clock must do
+        other.open({**NEVER_ENDING, "prompt": "y"})
+        wait_for(lambda: other.bridge.num_open == 1)
+        other.hang_up()
+        metrics = other.state.observer.metrics
+        wait_for(lambda: metrics.requests["abort"] == 1)
 
 
 def test_metrics_while_the_model_loads() -> None:

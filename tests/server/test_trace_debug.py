@@ -157,7 +157,7 @@ def test_accepted_drafts_show_at_their_sequence() -> None:
     assert sum(args["accepted"] for args in verified) == stats.num_accepted_tokens > 0
     marked = [e["args"]["accepted"] for e in events if e["name"] == "drafts accepted"]
     assert sum(marked) == stats.num_accepted_tokens
-    gaps = [count for step in traced.core.steps for _, count in step.gaps]
+    gaps = [count for step in traced.steps for _, count in step.gaps]
     assert sum(gaps) == 29
     assert max(gaps) > 1
 

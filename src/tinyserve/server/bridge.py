@@ -60,11 +60,15 @@ class EngineBridge:
         admission: Admission,
         queue: FairRequestQueue[EngineRequest],
         on_dropped: OnDropped = lambda requests, reason: None,
+        on_delivered: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_dropped` is told, on the loop, of requests that ended before the engine saw them."""
+        """`on_dropped` is told, on the loop, of requests that ended before the engine saw them;
+        `on_delivered` that a step's outputs are where they belong.
+        """
         self._core = core
         self._admission = admission
         self._on_dropped = on_dropped
+        self._on_delivered = on_delivered
         # Shared, guarded by _wake:
         self._wake = threading.Condition()
         self._queue = queue
@@ -181,6 +185,8 @@ class EngineBridge:
             mailbox = self._routes.get(output.request_id)
             if mailbox is not None:
                 mailbox.put(output)
+        assert self._loop is not None
+        self._loop.call_soon(self._on_delivered)  # after those who were woken have written
 
     def _settle(self, finished: Sequence[str]) -> None:
         """On the loop: these requests have left the engine by themselves."""

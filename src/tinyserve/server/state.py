@@ -40,6 +40,7 @@ class ServerState:
             admission=Admission(scheduler.max_num_seqs, is_fair=scheduler.policy == "fair"),
             queue=FairRequestQueue(limits.max_queued_requests, limits.max_queued_tokens),
             on_dropped=self.observer.dropped,
+            on_delivered=self.observer.gather,
         )
         self.bridge.start()
         self.observer.start(self.bridge)

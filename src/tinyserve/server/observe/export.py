@@ -1,6 +1,7 @@
 """The metrics as Prometheus text. The only file that knows prometheus-client.
 
-Every value is read when it is asked for; nothing is kept here and nothing is global. Names that
+Every value is read when it is asked for; nothing is kept here and nothing is global. Values are
+collected on the event loop, in about a millisecond, and written on another thread. Names that
 begin with `vllm:` are vLLM's and mean what they mean there, so that its dashboards, autoscalers and
 routers work; names of our own begin with `tinyserve:`.
 
@@ -9,7 +10,7 @@ Imported at the first scrape: the library is no part of the start-up.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -42,27 +43,32 @@ class Source:
     build_info: Mapping[str, str] = field(default_factory=dict)
 
 
-def exposition(source: Source) -> bytes:
-    """Everything, in text format 0.0.4."""
+def collect(source: Source) -> list[Metric]:
+    """The values of this moment."""
+    families: list[Metric] = []
+    if source.stats is not None:
+        make = _Families(source.model_name)
+        families += _engine_gauges(make, source, source.stats)
+        families += _engine_counters(make, source, source.stats)
+        families += _histograms(make, source.metrics)
+        families += _information(source)
+    return [*families, *_http(source.http)]
+
+
+def exposition(families: list[Metric]) -> bytes:
+    """What was collected, and the process's own numbers, in text format 0.0.4. On any thread."""
     registry = CollectorRegistry(auto_describe=False)
     ProcessCollector(registry=registry)
-    registry.register(_Collector(source))
+    registry.register(_Collected(families))
     return generate_latest(registry)
 
 
-class _Collector:
-    def __init__(self, source: Source) -> None:
-        self._source = source
+@dataclass(frozen=True, eq=False)
+class _Collected:
+    families: list[Metric]
 
-    def collect(self) -> Iterator[Metric]:
-        source = self._source
-        if source.stats is not None:
-            families = _Families(source.model_name)
-            yield from _engine_gauges(families, source, source.stats)
-            yield from _engine_counters(families, source, source.stats)
-            yield from _histograms(families, source.metrics)
-            yield from _information(source)
-        yield from _http(source.http)
+    def collect(self) -> list[Metric]:
+        return self.families
 
 
 class _Families:

@@ -9,8 +9,8 @@ import logging
 from typing import Any
 
 from tinyserve.config import ServerConfig
+from tinyserve.engine.chronicle import Life
 from tinyserve.engine.request import EngineRequest, EngineStats
-from tinyserve.engine.timing import Life
 from tinyserve.server.observe.view import client_label
 from tinyserve.text.tokenizer import Tokenizer
 

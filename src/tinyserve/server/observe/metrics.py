@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tinyserve.engine.timing import Life, StepRecord
+from tinyserve.engine.chronicle import Life, StepTimes
 from tinyserve.server.observe.histogram import Histogram, Window
 
 REASONS = ("stop", "length", "abort", "error")
@@ -48,7 +48,7 @@ def token_bounds(longest: int) -> tuple[int, ...]:
 
 
 class Metrics:
-    """Counters and histograms over everything that `steps`, `ended` records say."""
+    """Counters and histograms; reads a `Chronicle`."""
 
     def __init__(self, max_model_len: int) -> None:
         tokens = token_bounds(max_model_len)
@@ -72,7 +72,7 @@ class Metrics:
         self.recent_gaps = Window()
         self._open: dict[str, tuple[int, int]] = {}  # request: (choices to end, longest output)
 
-    def add_step(self, step: StepRecord) -> None:
+    def add_step(self, step: StepTimes) -> None:
         self.step_seconds.observe(step.seconds)
         self.step_tokens.observe(step.num_tokens)
         for seconds in step.first_tokens:

@@ -1,8 +1,8 @@
 """`Observer`: one per application; gathers what the engine thread and the door have recorded.
 
-Lives on the event loop. The engine thread only appends to the deques of its `TimedCore`; the
-observer empties them every second and whenever somebody looks, so nothing waits for a request to
-come by, and nothing is computed on the engine thread.
+Lives on the event loop. The engine thread only appends records to its `TimedCore`; the observer
+takes them out after each step's outputs were delivered, every second, and whenever somebody looks.
+So nothing waits for a request to come by, and nothing is computed on the engine thread.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any
 
 from tinyserve.config import ServerConfig
 from tinyserve.engine.build import Engine
+from tinyserve.engine.chronicle import Chronicle, Life, StepTimes
 from tinyserve.engine.request import EngineRequest, FinishReason
 from tinyserve.engine.snapshot import EngineSnapshot
-from tinyserve.engine.timing import Life, TimedCore
+from tinyserve.engine.timing import TimedCore
 from tinyserve.engine.trace import TraceRecorder
 from tinyserve.errors import EngineDeadError
 from tinyserve.server.bridge import EngineBridge
@@ -44,6 +45,7 @@ class Observer:
         self.core: TimedCore | None = None
         self.metrics = Metrics(1)
         self.http = HTTPMetrics()
+        self._chronicle = Chronicle(self)
         self._static: dict[str, Any] = {}
         self._cache_info: dict[str, str] = {}
         self._is_exporting = False
@@ -78,24 +80,20 @@ class Observer:
 
     def dropped(self, requests: Sequence[EngineRequest], reason: FinishReason) -> None:
         """These never reached the engine."""
-        now = time.monotonic()
-        for request in requests:
-            for choice in range(request.params.n):
-                life = Life(request, choice)
-                life.end(reason, now)
-                self._add_life(life)
+        self._chronicle.drop(requests, reason, time.monotonic())
 
     def gather(self) -> None:
         """Take in everything that has been recorded until now."""
-        core = self.core
-        if core is None:
-            return
-        while core.steps:
-            self.metrics.add_step(core.steps.popleft())
-        while core.ended:
-            self._add_life(core.ended.popleft())
+        records = self.core.records if self.core is not None else ()
+        while records:
+            self._chronicle.take(records.popleft())
 
-    def _add_life(self, life: Life) -> None:
+    def add_step(self, step: StepTimes) -> None:
+        """Told by the chronicle."""
+        self.metrics.add_step(step)
+
+    def add_life(self, life: Life) -> None:
+        """Told by the chronicle."""
         self.metrics.add_life(life)
         if self._request_log is not None:
             self._request_log.add(life)
@@ -105,7 +103,7 @@ class Observer:
         if not self._is_exporting:  # the first time, a library is imported: not on the loop
             await asyncio.to_thread(importlib.import_module, EXPORT)
             self._is_exporting = True
-        from tinyserve.server.observe.export import Source, exposition
+        from tinyserve.server.observe.export import Source, collect, exposition
 
         self.gather()
         source = Source(self.http, self.metrics)
@@ -119,7 +117,7 @@ class Observer:
                 cache_info=self._cache_info,
                 build_info={k: str(self._static[k]) for k in ("version", "fingerprint", "kernels")},
             )
-        return exposition(source)
+        return await asyncio.to_thread(exposition, collect(source))
 
     async def view(self) -> dict[str, Any]:
         """The body of `GET /engine/state`. Raises EngineDeadError while there is no engine."""
