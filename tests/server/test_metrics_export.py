@@ -222,6 +222,7 @@ def test_an_exception_counts_as_500(served: Live, monkeypatch: pytest.MonkeyPatc
         raise RuntimeError("broken")
 
     monkeypatch.setattr(served.state.observer, "view", broken)
+    served.client.get("/health")
     before = scrape(served.client)
     failed = served.client.get("/engine/state", headers={"connection": "close"})
     assert failed.status_code == 500

@@ -135,6 +135,9 @@ class Client:
             raise SystemExit(f"the server answered {answer.status}: {answer.read()!r}")
         return answer.read()
 
+    def close(self) -> None:
+        self._connection.close()
+
     def get(self, path: str) -> bytes:
         self._connection.request("GET", path)
         return self._connection.getresponse().read()
@@ -159,7 +162,15 @@ def measured(server: Server, work: Callable[[], object], count: int) -> Cost:
 
 def token_cost(server: Server, num_streams: int, num_tokens: int) -> Cost:
     """Of one token in each of `num_streams` streams at once."""
-    clients = [Client(server.port) for _ in range(num_streams)]
+    with contextlib.ExitStack() as stack:
+        clients = [
+            stack.enter_context(contextlib.closing(Client(server.port))) for _ in range(num_streams)
+        ]
+        return _token_cost(server, clients, num_tokens)
+
+
+def _token_cost(server: Server, clients: list[Client], num_tokens: int) -> Cost:
+    num_streams = len(clients)
 
     def run(length: int) -> None:
         with ThreadPoolExecutor(num_streams) as pool:
@@ -187,7 +198,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     engine, runner = instant_engine(max(args.streams), args.tokens)
     rows = []
     with serving(engine) as server:
-        Client(server.port).complete(1, stream=False)
+        with contextlib.closing(Client(server.port)) as client:
+            client.complete(1, stream=False)
         for num_streams in args.streams:
             say(f"{num_streams} streams of {args.tokens} tokens")
             runner.pause_s = 0.0005 + 0.0003 * num_streams
@@ -197,9 +209,10 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         runner.pause_s = 0.0
         for what, call in CALLS.items():
             say(what)
-            work = partial(_many, call, Client(server.port), args.requests)
-            work()
-            cost = repeated(partial(measured, server, work, args.requests), args.repeat)
+            with contextlib.closing(Client(server.port)) as client:
+                work = partial(_many, call, client, args.requests)
+                work()
+                cost = repeated(partial(measured, server, work, args.requests), args.repeat)
             rows.append({"what": what, "streams": 1, **cost})
     return {"machine": machine(), "command": _command(args), "rows": rows}
 
