@@ -41,6 +41,9 @@ RESPONSES = {
     "truncation": "auto",
     "stream": False,
     "store": False,
+    "top_k": 3,
+    "stop": ["q"],
+    "chat_template_kwargs": {"a": 1},
 }  # fmt: skip
 MESSAGES = {
     "model": "tinyserve",
@@ -56,6 +59,7 @@ MESSAGES = {
     "tools": [{"name": "f", "description": "x", "input_schema": SCHEMA}],
     "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
     "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "chat_template_kwargs": {"a": 1},
     "metadata": {"user_id": "u"},
     "output_config": {"effort": "low"},
     "stop_sequences": ["q"],
@@ -68,6 +72,7 @@ MESSAGES = {
 TOKENIZE = {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"a": 1}}
 BODIES = {
     "/v1/responses": RESPONSES,
+    "/v1/responses/input_tokens": RESPONSES,
     "/v1/messages": MESSAGES,
     "/v1/messages/count_tokens": MESSAGES,
     "/tokenize": TOKENIZE,

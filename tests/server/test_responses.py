@@ -48,6 +48,7 @@ def plain() -> Iterator[Live]:
 @pytest.fixture
 def served(roomy: Live) -> Iterator[Live]:
     roomy.runner.reset()
+    roomy.engine.core._kv.clear_cache()
     yield roomy
     roomy.runner.reset()
     roomy.wait_idle()
@@ -162,6 +163,15 @@ def test_an_answer_may_be_sent_back_as_it_came(served: Live) -> None:
     chat_tool = {"type": "function", "function": {k: WEATHER[k] for k in list(WEATHER)[1:4]}}
     expected = chat_tokens(served, messages, tools=[chat_tool])
     assert prompt_of(served, value=history, tools=[WEATHER]) == expected
+
+
+def test_input_tokens(served: Live, client: openai.OpenAI) -> None:
+    common: dict[str, Any] = {"model": "tinyserve", "input": "hello", "tools": [WEATHER]}
+    counted = client.responses.input_tokens.count(**common)
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens == prompt_of(served, value="hello", tools=[WEATHER])
+    response = served.post(f"{PATH}/input_tokens", input=[{"role": "user"}])
+    assert response.json()["error"]["param"] == "input[0].content"
 
 
 def test_reasoning_is_an_item_and_is_counted(served: Live) -> None:

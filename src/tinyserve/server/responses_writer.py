@@ -129,7 +129,8 @@ class ResponseWriter:
             return ""  # its free text is known when the arguments are whole
         tail = ""
         if block.kind is Kind.TEXT:
-            tail = f',"logprobs":{to_json(self._event_logprobs(event.logprobs))}'
+            scored = self._event_logprobs(event.logprobs)
+            tail = f',"logprobs":{to_json(scored) if scored else "[]"}'
         number, self._number = self._number, self._number + 1
         return (
             f'{self._piece_head},"delta":{quote(event.text)}{tail},"sequence_number":{number}}}\n\n'

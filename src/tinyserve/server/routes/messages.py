@@ -97,8 +97,10 @@ def _fields(service: Service, body: CountRequest) -> dict[str, Any]:
             fields["tool_choice"] = choice
         if is_parallel is not None:
             fields["parallel_tool_calls"] = is_parallel
+    kwargs = (body.model_extra or {}).get("chat_template_kwargs")
     thinks = messages_body.thinks(body.thinking)
-    if thinks is not None:
-        kwargs = (body.model_extra or {}).get("chat_template_kwargs") or {}
-        fields["chat_template_kwargs"] = {"enable_thinking": thinks, **kwargs}
+    if thinks is not None and isinstance(kwargs, dict | None):
+        kwargs = {"enable_thinking": thinks, **(kwargs or {})}
+    if kwargs is not None:
+        fields["chat_template_kwargs"] = kwargs
     return fields

@@ -7,7 +7,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from tinyserve.server.answer import answer
+from tinyserve.server.answer import answer, json_response
 from tinyserve.server.chat_context import ChatContext
 from tinyserve.server.fitting import as_it_is, without_oldest
 from tinyserve.server.http import client_of, read_json
@@ -49,6 +49,17 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
         with renamed(_NAMES):
             prepared = await _prepared(service, body, client)
         return await answer(state, bridge, request, prepared)
+
+    @app.post("/v1/responses/input_tokens", openapi_extra=body_schema(ResponsesRequest))
+    async def input_tokens(request: Request) -> Response:
+        """How many tokens the prompt of such a request has."""
+        service, _ = state.ready()
+        body = read_model(ResponsesRequest, await read_json(request, state.config.max_body_size))
+        service.resolve_model(body.model)
+        refuse_unserved(body)
+        with renamed(_NAMES):
+            ids = await service.encode_chat(_chat_request(service, body, read_tools(body.tools)))
+        return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 
 async def _prepared(service: Service, body: ResponsesRequest, client: str) -> Prepared:
