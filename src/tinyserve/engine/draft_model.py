@@ -102,7 +102,7 @@ class DraftModelProposer:
         self.max_drafts = max_drafts
         self.runner = runner
         self._kv = kv
-        self._limits = limits
+        self.limits = limits
         self._wants_probs = wants_probs
         self._shadows: OrderedDict[int, Shadow] = OrderedDict()  # least recently used first
 
@@ -112,7 +112,7 @@ class DraftModelProposer:
         runs: list[_Run] = []
         late: list[tuple[Sequence, Shadow]] = []
         for index, (seq, most) in enumerate(wanted):
-            most = min(most, self._limits.max_len - len(seq.token_ids))
+            most = min(most, self.limits.max_len - len(seq.token_ids))
             if most <= 0 or not self._knows(seq):
                 continue
             shadow = self._shadow(seq, most, busy)
@@ -147,8 +147,8 @@ class DraftModelProposer:
 
     def _knows(self, seq: Sequence) -> bool:
         """Whether every id that the sequence and its request name is one of this model's."""
-        size = self._limits.vocab_size
-        if size >= self._limits.logits_size:
+        size = self.limits.vocab_size
+        if size >= self.limits.logits_size:
             return True
         job, params = seq.job, seq.job.params
         named = (
@@ -187,7 +187,7 @@ class DraftModelProposer:
 
     def _catch_up(self, late: list[tuple[Sequence, Shadow]]) -> None:
         """Compute known tokens of shadows that are far behind, as many as one run may hold."""
-        left = self._limits.max_tokens
+        left = self.limits.max_tokens
         chunks = []
         ends = [len(seq.token_ids) - 1 for seq, _ in late]
         for i, (seq, shadow) in enumerate(late):
@@ -250,7 +250,7 @@ class DraftModelProposer:
                 return None  # the target's own row will say so
             if len(masks) <= len(drafts):
                 return None
-            mask = masks[-1] if len(masks[-1]) * 32 >= self._limits.vocab_size else None
+            mask = masks[-1] if len(masks[-1]) * 32 >= self.limits.vocab_size else None
         row = draw_row(seq, drafts, index, mask)
         row.num_logprobs = None
         row.wants_probs = self._wants_probs
@@ -259,8 +259,8 @@ class DraftModelProposer:
     def _probs(self, token: SampledToken) -> NDArray[np.float32]:
         """What the token was drawn from, as wide as the target's logits."""
         assert token.probs is not None
-        probs = token.probs[: self._limits.logits_size]
-        return np.pad(probs, (0, self._limits.logits_size - len(probs)))
+        probs = token.probs[: self.limits.logits_size]
+        return np.pad(probs, (0, self.limits.logits_size - len(probs)))
 
     def _chunk(
         self, seq_id: int, shadow: Shadow, token_ids: list[int], num_logits: int = 0

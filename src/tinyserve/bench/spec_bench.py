@@ -1,0 +1,164 @@
+"""What speculative decoding brings and what it costs, against plain decoding in the same run.
+
+    python -m tinyserve.bench.spec_bench --model default --out FILE.json --plot FILE.png
+
+For each workload and proposer: one case at the first value of `--k`, `--temperatures` and
+`--streams`, and one more for every other value of each (`--full`: every combination); and, with
+`--control both`, the first also without the controller. Each case is measured `--repeat` times,
+plain and with drafts in turn, from the moment when every stream has its first token. A speed-up is
+the median over the rounds of (tokens a second with drafts / without). Outputs are compared: under
+coupled verification they must be the same. Proposers start afresh in each round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tinyserve.bench.common import (
+    argument_parser,
+    command,
+    floats,
+    ints,
+    machine,
+    say,
+    table,
+    write_json,
+)
+from tinyserve.bench.spec_measure import PROPOSERS, Bench, Case
+from tinyserve.bench.spec_texts import WORKLOADS
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = spec_parser()
+    args = parser.parse_args(argv)
+    bench = Bench(args)
+    cases = list(cases_of(args))
+    points = []
+    for number, case in enumerate(cases, 1):
+        points.append(bench.measure(case))
+        say(f"{number}/{len(cases)} {_label(case)}: {points[-1]['speedup']:.2f}x")
+    runner: Any = bench.engine.core.runner
+    result = {
+        "command": command("spec_bench", args, parser),
+        "machine": machine(runner.backend.variant),
+        "model": bench.engine.model_name,
+        "verification": args.verification,
+        "cases": points,
+    }
+    print(table(_HEADER, [_row(point) for point in points]))
+    write_json(args.out, result)
+    if args.plot:
+        plot(points, args.plot, str(result["model"]))
+
+
+def spec_parser() -> argparse.ArgumentParser:
+    parser = argument_parser("spec_bench", __doc__)
+    parser.set_defaults(size="tiny")
+    parser.add_argument("--draft-model", help="model for the proposer draft_model")
+    parser.add_argument("--proposers", default="ngram,suffix,random", help=", ".join(PROPOSERS))
+    parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument("--k", type=ints, default=[4, 1, 2, 8], help="most drafts in a step")
+    parser.add_argument("--temperatures", type=floats, default=[0.0, 0.8])
+    parser.add_argument("--streams", type=ints, default=[1, 4, 16])
+    parser.add_argument(
+        "--control", choices=("on", "off", "both"), default="both", help="the adaptive controller"
+    )
+    parser.add_argument("--verification", choices=("coupled", "rejection"), default="coupled")
+    parser.add_argument("--full", action="store_true", help="every combination")
+    parser.add_argument("--new", type=int, default=96, help="tokens decoded by each stream")
+    parser.add_argument("--repeat", type=int, default=3, help="rounds; medians are reported")
+    parser.add_argument("--plot", help="write a plot (needs matplotlib)")
+    return parser
+
+
+def cases_of(args: argparse.Namespace) -> Iterator[Case]:
+    """The cases that the options ask for, each once."""
+    proposers = args.proposers.split(",")
+    if args.draft_model and "draft_model" not in proposers:
+        proposers.append("draft_model")
+    unknown = [name for name in proposers if name not in PROPOSERS]
+    if unknown:
+        raise SystemExit(f"spec_bench: there is no proposer {unknown[0]!r}: {', '.join(PROPOSERS)}")
+    controls = {"on": [True], "off": [False], "both": [True, False]}[args.control]
+    for workload, proposer in itertools.product(args.workloads.split(","), proposers):
+        first = Case(
+            workload, proposer, args.k[0], args.temperatures[0], args.streams[0], controls[0]
+        )
+        if args.full:
+            for k, temperature, streams, control in itertools.product(
+                args.k, args.temperatures, args.streams, controls
+            ):
+                yield Case(workload, proposer, k, temperature, streams, control)
+            continue
+        yield first
+        yield from (replace(first, k=k) for k in args.k[1:])
+        yield from (replace(first, temperature=t) for t in args.temperatures[1:])
+        yield from (replace(first, streams=n) for n in args.streams[1:])
+        yield from (replace(first, control=c) for c in controls[1:])
+
+
+def _label(case: Case) -> str:
+    control = "" if case.control else ", no control"
+    return (
+        f"{case.workload}, {case.proposer}, k {case.k}, temperature {case.temperature:g}, "
+        f"{case.streams} streams{control}"
+    )
+
+
+_HEADER = (
+    *("workload", "proposer", "k", "temperature", "streams", "control", "accepted"),
+    *("tokens a step", "plain tok/s", "tok/s", "speed-up", "same bits"),
+)
+
+
+def _row(point: dict[str, Any]) -> list[object]:
+    acceptance = point["acceptance"]
+    return [
+        *(point["workload"], point["proposer"], point["k"], f"{point['temperature']:g}"),
+        *(point["streams"], "on" if point["control"] else "off"),
+        "" if acceptance is None else f"{acceptance:.0%}",
+        *(point["tokens_per_step"], point["plain_tok_s"], point["tok_s"]),
+        f"{point['speedup']:.2f}",
+        "yes" if point["is_identical"] else "no",
+    ]
+
+
+def plot(points: Sequence[dict[str, Any]], path: str, model: str) -> None:
+    """Speed-up by number of drafts and by number of streams, one column a workload."""
+    from tinyserve.bench.plots import figure, save, style
+
+    workloads = list(dict.fromkeys(point["workload"] for point in points))
+    proposers = list(dict.fromkeys(point["proposer"] for point in points))
+    drawn, axes = figure(len(workloads), f"Speculative decoding, {model}", rows=2)
+    shown = [p for p in points if p["control"] == points[0]["control"]]
+    for index, field in enumerate(("k", "streams")):
+        fixed = [name for name in ("k", "temperature", "streams") if name != field]
+        for column, workload in enumerate(workloads):
+            axis = axes[index * len(workloads) + column]
+            for number, proposer in enumerate(proposers):
+                line = [
+                    point
+                    for point in shown
+                    if (point["workload"], point["proposer"]) == (workload, proposer)
+                    and all(point[name] == points[0][name] for name in fixed)
+                ]
+                line.sort(key=lambda point: float(point[field]))
+                x, y = [p[field] for p in line], [p["speedup"] for p in line]
+                axis.plot(x, y, label=proposer, **style(number))
+            axis.axhline(1, color="#555555", linewidth=0.8)
+            axis.set(
+                xticks=sorted({point[field] for point in shown}),
+                title=workload,
+                xlabel={"k": "drafts at most", "streams": "streams"}[field],
+                ylabel="speed-up",
+            )
+    axes[0].legend(frameon=False)
+    save(drawn, path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,201 @@
+"""Measuring one model with drafts and without: the engine room of `spec_bench`.
+
+Each measurement has an engine core, a KV-cache's bookkeeping and a proposer of its own over the one
+runner that was loaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tinyserve.bench.common import model_section
+from tinyserve.bench.spec_texts import random_ids, text
+from tinyserve.config import SpecConfig, TinyServeConfig
+from tinyserve.engine.build import Engine, build_engine
+from tinyserve.engine.core import EngineCore
+from tinyserve.engine.draft_model import DraftModelProposer
+from tinyserve.engine.request import EngineRequest
+from tinyserve.engine.sampling import SamplingParams
+from tinyserve.engine.speculation import load_draft_model, make_draw, make_proposer
+from tinyserve.kv.manager import KVManager
+from tinyserve.spec.controller import AdaptiveController
+from tinyserve.spec.drafter import Drafter
+from tinyserve.spec.oracle import OracleProposer, RandomProposer
+from tinyserve.spec.proposer import Proposer
+
+PROPOSERS = ("ngram", "suffix", "draft_model", "random", "oracle")
+RANDOM_PROMPT = 96  # tokens
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration that is measured against plain decoding."""
+
+    workload: str
+    proposer: str
+    k: int
+    temperature: float
+    streams: int
+    control: bool
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one measurement gave. `outputs`: the tokens of each stream."""
+
+    outputs: tuple[tuple[int, ...], ...]
+    num_tokens: int  # since every stream had its first
+    seconds: float
+    num_steps: int
+    num_drafts: int
+    num_accepted: int
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second, all streams together."""
+        return self.num_tokens / self.seconds
+
+
+class Bench:
+    """One loaded model, and measurements of it."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.engine: Engine = build_engine(self._config())
+        self._drafting: DraftModelProposer | None = None
+        if args.draft_model:
+            runner: Any = self.engine.core.runner
+            tokenizer = self.engine.intake.tokenizer
+            self._drafting = load_draft_model(self.engine.config, tokenizer, runner)
+
+    def measure(self, case: Case) -> dict[str, Any]:
+        """The numbers of one case; the rounds take turns in which comes first."""
+        plain: list[Run] = []
+        drafted: list[Run] = []
+        for number in range(self.args.repeat):
+            if number % 2 == 0:
+                plain.append(self._run(case, None))
+                drafted.append(self._run(case, self._drafter(case, plain[0])))
+            else:
+                drafted.append(self._run(case, self._drafter(case, plain[0])))
+                plain.append(self._run(case, None))
+        ratios = [b.rate / a.rate for a, b in zip(plain, drafted, strict=True)]
+        last = drafted[-1]
+        return {
+            **asdict(case),
+            "speedup": statistics.median(ratios),
+            "speedups": ratios,
+            "plain_tok_s": statistics.median(run.rate for run in plain),
+            "tok_s": statistics.median(run.rate for run in drafted),
+            "acceptance": last.num_accepted / last.num_drafts if last.num_drafts else None,
+            "tokens_per_step": last.num_tokens / case.streams / last.num_steps,
+            "is_identical": all(run.outputs == plain[0].outputs for run in (*plain, *drafted)),
+        }
+
+    def _run(self, case: Case, drafter: Drafter | None) -> Run:
+        config = self.engine.config
+        spec = SpecConfig(enabled=True, verification=self.args.verification)
+        core = EngineCore(
+            self.engine.core.runner,
+            KVManager.from_config(config.cache),
+            config.scheduler,
+            vocab_size=self.engine.intake.limits.vocab_size,
+            drafter=drafter,
+            draw=make_draw(spec),
+        )
+        outputs: dict[str, list[int]] = {}
+        for request in self._requests(case):
+            core.add_request(request)
+            outputs[request.request_id] = []
+        begin, before, steps_before = 0.0, 0, 0
+        while core.has_work():
+            for output in core.step():
+                outputs[output.request_id] += output.new_token_ids
+            if not begin and all(outputs.values()):
+                begin, before = time.perf_counter(), sum(map(len, outputs.values()))
+                steps_before = core.stats().num_steps
+        seconds = time.perf_counter() - begin
+        stats = core.stats()
+        return Run(
+            tuple(tuple(tokens) for tokens in outputs.values()),
+            sum(map(len, outputs.values())) - before,
+            seconds,
+            stats.num_steps - steps_before,
+            stats.num_draft_tokens,
+            stats.num_accepted_tokens,
+        )
+
+    def _requests(self, case: Case) -> Iterator[EngineRequest]:
+        params = SamplingParams(
+            temperature=case.temperature,
+            max_tokens=self.args.new,
+            ignore_eos=True,
+            seed=self.args.seed,
+        )
+        for number in range(case.streams):
+            ids = self._prompt(case.workload, number)
+            yield EngineRequest(
+                request_id=str(number),
+                prompt_token_ids=ids,
+                params=params,
+                arrival=float(number),
+            )
+
+    def _prompt(self, workload: str, number: int) -> Sequence[int]:
+        """As a chat message where the model has a template for one."""
+        intake = self.engine.intake
+        if workload == "random":
+            size = min(intake.limits.vocab_size, intake.tokenizer.vocab_size)
+            return random_ids(number, self.args.seed, RANDOM_PROMPT, size)
+        prompt = text(workload, number)
+        if self.args.model is None:
+            return intake.encode(prompt)
+        return intake.encode_chat([{"role": "user", "content": prompt}])
+
+    def _drafter(self, case: Case, plain: Run) -> Drafter:
+        return Drafter(self._proposer(case, plain), AdaptiveController() if case.control else None)
+
+    def _proposer(self, case: Case, plain: Run) -> Proposer[Any]:
+        size = self.engine.intake.limits.vocab_size
+        if case.proposer == "random":
+            return RandomProposer(size, case.k, seed=self.args.seed)
+        if case.proposer == "oracle":
+            prompts = [self._prompt(case.workload, number) for number in range(case.streams)]
+            futures = [[*a, *b] for a, b in zip(prompts, plain.outputs, strict=True)]
+            return OracleProposer(futures, size, case.k)
+        if case.proposer == "draft_model":
+            loaded = self._drafting
+            if loaded is None:
+                raise SystemExit("spec_bench: the proposer draft_model needs --draft-model")
+            cache = self.engine.config.cache
+            assert cache.num_blocks is not None
+            kv = KVManager(cache.num_blocks, cache.block_size)
+            wants_probs = self.args.verification == "rejection"
+            return DraftModelProposer(
+                loaded.runner, kv, loaded.limits, case.k, wants_probs=wants_probs
+            )
+        spec = SpecConfig(enabled=True, method=case.proposer, num_speculative_tokens=case.k)
+        return make_proposer(spec)
+
+    def _config(self) -> TinyServeConfig:
+        args = self.args
+        streams = max(args.streams)
+        length = 512 + args.new
+        spec = {"draft_model": args.draft_model} if args.draft_model else {}
+        return TinyServeConfig.from_dict(
+            {
+                "model": model_section(args),
+                "cache": {
+                    "num_blocks": -(-length // 16) * streams + 64,
+                    "num_swap_blocks": 0,
+                    "enable_prefix_caching": False,
+                },
+                "scheduler": {"max_num_seqs": streams, "max_num_batched_tokens": 512},
+                "spec": {**spec, "enabled": False, "verification": args.verification},
+            }
+        )
