@@ -43,7 +43,7 @@ from tinyserve.server.protocol import (
 )
 from tinyserve.server.session import Job
 from tinyserve.server.shapes import CompletionShape, Identity, ShapeOptions
-from tinyserve.server.structured import chat_spec, compiled, spec_of
+from tinyserve.server.structured import chat_spec, compiled, size_of, spec_of
 from tinyserve.server.writer import Writer
 from tinyserve.text.grammar import Grammar
 from tinyserve.text.grammar_spec import GrammarSpec
@@ -139,8 +139,9 @@ class Service:
         texts = [
             self._echo_text(p, ids, body, params) for p, ids in zip(prompts, encoded, strict=True)
         ]
-        grammar = await self._compiled(spec_of(body))
+        grammar = await self._compiled(await self.off_loop_if(size_of(body), spec_of, body))
         options = DeltaOptions(logprobs, score_prompt, params.skip_special_tokens)
+        identity = self._identity("cmpl", model)
         make_shape: Callable[..., CompletionShape] = CompletionShape
         if chooses:
             make_shape = functools.partial(
@@ -148,12 +149,12 @@ class Service:
             )
         shape = make_shape(
             self.engine.intake.tokenizer,
-            self._identity("cmpl", model),
+            identity,
             shape_options(body),
             num_choices=(body.n or 1) * len(encoded),
         )
         return self._prepared(
-            body, client, params, (encoded, texts), options, shape, grammar=grammar
+            body, client, params, (encoded, texts), options, shape, identity.id, grammar=grammar
         )
 
     async def chat(
@@ -187,6 +188,7 @@ class Service:
             ([ids], [context.echo]),
             options,
             make_writer(context),
+            context.identity.id,
             visible_ids=context.visible_ids,
             grammar=await self._compiled(await self.off_loop_if(_size(body), chat_spec, context)),
         )
@@ -217,9 +219,10 @@ class Service:
         prompts: tuple[list[list[int]], list[str]],
         options: DeltaOptions,
         writer: Writer,
+        group: str,
         **extra: Any,
     ) -> Prepared:
-        group = secrets.token_hex(12)
+        """`group` is the answer's id, so that logs and traces name what the client has seen."""
         requests: list[EngineRequest] = []
         parts: list[PromptPart] = []
         for i, (ids, echo) in enumerate(zip(*prompts, strict=True)):
@@ -297,4 +300,4 @@ def _size(body: ChatRequest) -> int:
     others = [m.content for m in body.messages if not isinstance(m.content, str)]
     calls = [m.tool_calls for m in body.messages if m.tool_calls]
     values = [*others, *calls, body.tools, body.chat_template_kwargs, body.chat_template]
-    return size + sum(len(str(value)) for value in values if value)
+    return size + size_of(body) + sum(len(str(value)) for value in values if value)

@@ -67,6 +67,12 @@ def chat_spec(context: ChatContext) -> GrammarSpec | None:
     return None if spec is None else form.after_thinking(spec, context.thinking)
 
 
+def size_of(body: GenerationRequest) -> int:
+    """About how many characters a request's constraints take."""
+    fields = (body.response_format, body.structured_outputs, *(getattr(body, f) for f in _FIELDS))
+    return sum(len(str(value)) for value in fields if value is not None)
+
+
 async def compiled(grammars: GrammarCompiler, spec: GrammarSpec) -> Grammar:
     """The grammar of `spec`, compiled while the event loop goes on. Raises what `compile` does."""
     pending = grammars.submit(spec)
