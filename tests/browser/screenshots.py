@@ -1,6 +1,7 @@
 """Takes the README's screenshots: `python tests/browser/screenshots.py`.
 
-Of the default model, under a little load. Written to docs/screenshots/. Needs what the tests of the page need.
+Of the default model, under a little load. Written to docs/screenshots/. Needs what the tests of the
+page need.
 """
 
 from __future__ import annotations
@@ -54,7 +55,6 @@ class Shot:
 
 
 SHOTS = (
-    Shot("chat-light", "chat", "light", (1280, 800), is_talk=True),
     Shot("engine-dark", "engine", "dark", (1440, 900)),
     Shot("both-light", "split", "light", (1440, 900), is_talk=True),
     Shot("phone", "engine", "light", (390, 844)),

@@ -89,6 +89,7 @@ def test_a_key_refused_later_is_asked_for_and_the_message_is_sent(
 def test_without_a_key_the_message_can_be_tried_again(pages: Pages, locked: Live) -> None:
     pages.allowed = ("Failed to load resource",)
     page = pages.open(locked.base_url)
+    expect(page.locator("#key-dialog")).to_be_visible()
     page.keyboard.press("Escape")
     say(page, "Hello")
     expect(page.locator("#key-dialog")).to_be_visible()

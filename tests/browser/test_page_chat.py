@@ -232,6 +232,20 @@ def test_conversations_are_kept_in_the_browser(page: Page, served: Live) -> None
     expect(page.locator("#conversations li")).to_have_count(0)
 
 
+def test_leaving_keeps_what_came(page: Page, served: Live) -> None:
+    served.runner.says(LONG)
+    served.runner.gate = Turnstile(30)
+    say(page, "Half a story")
+    expect(answers(page).locator(".body")).to_contain_text("one two")
+    page.reload()
+    served.runner.gate.set()
+    page.get_by_role("button", name="Half a story", exact=True).click()
+    expect(answers(page).locator(".body")).to_contain_text("one two")
+    expect(answers(page).locator(".stats")).to_contain_text("stopped")
+    expect(answers(page).get_by_role("button", name="Go on")).to_be_visible()
+    wait_for(lambda: served.bridge.num_open == 0)
+
+
 def test_two_conversations_are_answered_at_once(page: Page, served: Live) -> None:
     served.runner.says(LONG)
     served.runner.gate = Turnstile(30)

@@ -18,7 +18,8 @@ export class LineChart {
       element("span", { className: `key line-${i}` }, element("i"), `${name} `, this.values[i]);
     this.svg = svg("svg", { tabindex: 0, role: "img", height: HEIGHT });
     this.tip = element("div", { className: "tip", hidden: true });
-    root.append(element("figcaption", {}, element("span", { className: "title", textContent: title }), ...series.map(key)));
+    const heading = element("span", { className: "title", textContent: title });
+    root.append(element("figcaption", {}, heading, ...series.map(key)));
     root.append(element("div", { className: "plot" }, this.svg, this.tip));
     this.#listen();
     new ResizeObserver(() => this.draw()).observe(root);

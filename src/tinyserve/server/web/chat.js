@@ -75,6 +75,7 @@ export class Chat {
     const run = { conversation, message, controller: new AbortController(), clock: new Clock() };
     this.runs.set(conversation.id, run);
     Object.assign(message, { error: null, finish: null });
+    this.#keep(conversation);
     this.#onRunsChanged();
     this.#paintSoon(run);
     try {
@@ -125,12 +126,15 @@ export class Chat {
   }
 
   #finish(run) {
-    const isKept = saveConversation(run.conversation);
-    byId("not-kept").hidden = isKept;
-    this.history.refresh();
+    this.#keep(run.conversation);
     this.#onRunsChanged();
     this.#paint(run);
     if (run.conversation === this.conversation) announce(endInWords(run.message));
+  }
+
+  #keep(conversation) {
+    byId("not-kept").hidden = saveConversation(conversation);
+    this.history.refresh();
   }
 
   // --- what is shown -------------------------------------------------------------------------------------------------
@@ -229,6 +233,12 @@ export class Chat {
     });
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && !document.querySelector("dialog[open]")) this.stop();
+    });
+    addEventListener("pagehide", () => {
+      for (const { conversation, message } of this.runs.values()) {
+        message.finish = "stopped"; // by leaving
+        saveConversation(conversation);
+      }
     });
     byId("new-chat").addEventListener("click", () => this.open(newConversation()));
     byId("welcome").addEventListener("click", ({ target }) => {
