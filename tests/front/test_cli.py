@@ -266,12 +266,15 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(capfd: pytest.CaptureFixt
 def test_a_taken_port_is_one_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
     import socket
 
-    from tinyserve.server.run import _listen
+    from tinyserve.server.listen import listening
 
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         config = TinyServeConfig.from_dict({"server": {"port": port}})
-        with pytest.raises(ConfigError, match=rf"server\.port.*{port}"):
-            _listen(config.server)
+        with (
+            pytest.raises(ConfigError, match=rf"server\.port.*{port}"),
+            listening(config.server),
+        ):
+            pass

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tinyserve.models import progress
 from tinyserve.models.cache import cache_dir, files_fingerprint
 from tinyserve.models.progress import shown
 
@@ -48,6 +49,7 @@ def test_a_terminal_is_shown_a_bar_and_a_pipe_nothing(monkeypatch: pytest.Monkey
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stderr", stream)
             patch.setenv("TERM", "xterm")
+            patch.setattr(progress, "MOMENT_S", 0.0)
             with shown(None) as report:
                 report("downloading", 50, 100)
                 report("downloading", 100, 100)
@@ -55,7 +57,7 @@ def test_a_terminal_is_shown_a_bar_and_a_pipe_nothing(monkeypatch: pytest.Monkey
 
 
 def test_a_progress_of_ones_own_is_used_as_it_is() -> None:
-    def mine(label: str, done: int, total: int) -> None: ...
+    def mine(label: str, done: int, total: int, *, unit: str = "bytes") -> None: ...
 
     with shown(mine) as report:
         assert report is mine
