@@ -107,6 +107,15 @@ def test_one_line_for_a_request(caplog: pytest.LogCaptureFixture) -> None:
     assert PROMPT not in caplog.text
 
 
+def test_the_line_names_the_answer_that_the_client_has_seen(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with logged(caplog, log_requests=True) as served:
+        answers = [served.complete(max_tokens=1), served.chat(max_tokens=1)]
+        found = wait_for_lines(caplog, 2)
+    assert [line["id"] for line in found] == [f"{answer['id']}-0" for answer in answers]
+
+
 def test_pfx_09_the_line_shows_how_much_of_the_prompt_was_cached(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
