@@ -89,7 +89,8 @@ class LastState:
 
     def take(self, read: Sequence[SampledToken]) -> None:
         for token in read:
-            self._state = token.state
+            assert token.state is not None
+            self._state = token.state.copy()  # it may be a row of something larger
 
     def deliver(self, output: RequestOutput) -> None:
         output.embedding = self._state
