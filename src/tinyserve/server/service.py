@@ -154,7 +154,7 @@ class Service:
             num_choices=(body.n or 1) * len(encoded),
         )
         return self._prepared(
-            body, client, params, (encoded, texts), options, shape, identity.id, grammar=grammar
+            body, client, params, (encoded, texts), options, shape, identity.response_id, grammar=grammar
         )
 
     async def chat(
@@ -188,7 +188,7 @@ class Service:
             ([ids], [context.echo]),
             options,
             make_writer(context),
-            context.identity.id,
+            context.identity.response_id,
             visible_ids=context.visible_ids,
             grammar=await self._compiled(await self.off_loop_if(_size(body), chat_spec, context)),
         )
