@@ -154,7 +154,14 @@ class Service:
             num_choices=(body.n or 1) * len(encoded),
         )
         return self._prepared(
-            body, client, params, (encoded, texts), options, shape, identity.response_id, grammar=grammar
+            body,
+            client,
+            params,
+            (encoded, texts),
+            options,
+            shape,
+            identity.response_id,
+            grammar=grammar,
         )
 
     async def chat(
