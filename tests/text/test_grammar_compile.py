@@ -179,6 +179,16 @@ def test_a_run_of_drafts_is_masked_without_moving() -> None:
     assert (matcher.masks()[0] == masks[0]).all(), "the matcher itself has not moved"
 
 
+def test_drafts_that_no_logits_have_change_nothing() -> None:
+    matcher = compiler().compile(regex("ab")).matcher()
+    a, b = tokens_of("a")[0], tokens_of("b")[0]
+    assert matcher.count_valid([a, WIDTH + 7, b]) == 1
+    assert matcher.count_valid([WIDTH + 7]) == 0
+    assert len(matcher.masks([a, WIDTH + 7, b])) == 2
+    matcher.take(a)
+    assert b in ids_of(matcher.masks()[0])
+
+
 def test_no_mask_is_made_after_an_end_among_the_drafts() -> None:
     matcher = compiler().compile(regex("a*")).matcher()
     masks = matcher.masks([*tokens_of("a"), EOS_IDS[1], *tokens_of("a")])

@@ -124,6 +124,8 @@ def _has_other(mask: Mask, ids: tuple[int, ...]) -> bool:
     """Whether `mask` allows any token besides `ids`."""
     rest = mask.copy()
     for token_id in ids:
+        if token_id // 32 >= len(rest):  # an EOS that the model's logits do not have
+            continue
         rest[token_id // 32] &= np.uint32(~(1 << token_id % 32) & 0xFFFFFFFF)
     return bool(rest.any())
 

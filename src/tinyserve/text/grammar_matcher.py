@@ -6,6 +6,7 @@ tokens move it, so preemption and rejected drafts leave no trace in it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,7 @@ class GrammarMatcher:
         on_failure: Callable[[], None],
     ) -> None:
         self._matcher = matcher
+        self._width = width
         self._num_words = -(-width // 32)
         self._eos_ids = eos_ids
         self._on_failure = on_failure
@@ -48,8 +50,9 @@ class GrammarMatcher:
             return masks
         ahead = self._matcher.deep_copy()
         for token in drafts:
-            is_allowed = int(masks[-1][token // 32]) >> (token % 32) & 1
-            if not is_allowed or token in self._eos_ids or not ahead.consume_token(token):
+            if token >= self._width or not int(masks[-1][token // 32]) >> (token % 32) & 1:
+                break
+            if token in self._eos_ids or not ahead.consume_token(token):
                 break
             try:
                 masks.append(self._mask_of(ahead))
@@ -64,7 +67,8 @@ class GrammarMatcher:
 
     def count_valid(self, drafts: Sequence[int]) -> int:
         """How many of these tokens, from the first on, the grammar lets follow."""
-        return self._matcher.validate_tokens(list(drafts))
+        known = list(itertools.takewhile(lambda token: token < self._width, drafts))
+        return self._matcher.deep_copy().validate_tokens(known)  # a guess must not make it fail
 
     def _mask_of(self, matcher: llguidance.LLMatcher) -> Mask:
         mask = np.empty(self._num_words, np.uint32)
