@@ -71,7 +71,8 @@ LEAVES = st.one_of(
         st.integers(0, 5),
     ),
     st.builds(
-        lambda values: {"enum": values}, st.lists(NAMES | st.integers(), min_size=1, max_size=4)
+        lambda values: {"enum": values},
+        st.lists(NAMES | st.integers(-(2**53), 2**53), min_size=1, max_size=4),
     ),
     st.just({"type": "string", "pattern": "^[a-c]{2,4}é?$"}),
     st.just({"type": "number", "multipleOf": 0.5, "minimum": -2, "maximum": 2}),

@@ -62,6 +62,8 @@ def test_no_constraint_is_none(options: dict[str, Any]) -> None:
         ({"json": True}, "JSON schema"),
         ({"json": 5}, "JSON schema"),
         ({"json": {"const": float("nan")}}, "not JSON"),
+        ({"json": {"enum": ["a", [2**53 + 1]]}}, "53 bits"),
+        ({"json": {"type": "integer", "maximum": 10**400}}, "53 bits"),
         ({"json_object": "yes"}, "true or false"),
         ({"regex": ""}, "not empty"),
         ({"regex": 5}, "string"),
@@ -164,6 +166,11 @@ def test_objects_are_closed_at_every_depth_but_not_in_data() -> None:
         },
         "additionalProperties": False,
     }
+
+
+def test_integers_that_a_double_holds_are_fine() -> None:
+    schema = {"enum": [2**53, -(2**60), 10**15, 1.5, True], "default": 2**53 + 1}
+    assert json.loads(spec(json=schema).value) == schema
 
 
 def test_a_request_may_say_whether_objects_are_closed() -> None:

@@ -1,8 +1,9 @@
-"""Objects of a JSON schema that say nothing of further properties: closed, as a grammar wants them.
+"""What JSON schemas need before a grammar is made of them. Pure functions over parsed JSON.
 
-JSON schema leaves such objects open, and a model that may add a property after the last one often
-never ends. So they are closed, unless that could contradict the schema; what is generated still
-satisfies it. An explicit `additionalProperties` always stands. Pure functions over parsed JSON.
+Objects that say nothing of further properties are closed: JSON schema leaves them open, and a model
+that may add a property after the last one often never ends. They stay open where closing could
+contradict the schema, so what is generated satisfies it. An explicit `additionalProperties` always
+stands.
 """
 
 from __future__ import annotations
@@ -68,6 +69,18 @@ def _is_composed(schema: Any) -> bool:
     if has_others and not _OF_OBJECTS.isdisjoint(schema):
         return True
     return any(map(_is_composed, _below(schema)))
+
+
+def is_exact(schema: Any) -> bool:
+    """Whether a double holds every integer that the schema demands; others would be rounded."""
+    if isinstance(schema, int):
+        try:
+            return int(float(schema)) == schema
+        except OverflowError:
+            return False
+    if isinstance(schema, Mapping):
+        return all(is_exact(v) for k, v in schema.items() if k not in ("default", "examples"))
+    return not isinstance(schema, list) or all(map(is_exact, schema))
 
 
 def _below(schema: Mapping[str, Any]) -> Iterator[Any]:

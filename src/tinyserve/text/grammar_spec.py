@@ -12,7 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tinyserve.errors import RequestError
-from tinyserve.text.grammar_schema import with_additional, with_closed_objects
+from tinyserve.text.grammar_schema import (
+    is_exact,
+    with_additional,
+    with_closed_objects,
+)
 
 Kind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 
@@ -105,10 +109,15 @@ def json_schema_spec(schema: Any, param: str, style: JsonStyle | None = None) ->
     if not isinstance(schema, Mapping):
         raise RequestError(f"{param} must be a JSON schema, which is an object", param=param)
     try:
+        has_exact_numbers = is_exact(schema)
         schema = (style or JsonStyle()).apply(schema)
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"{param} is not JSON: {error}", param=param) from None
+    if not has_exact_numbers:
+        raise RequestError(
+            f"{param}: integers of more than 53 bits cannot be followed exactly", param=param
+        )
     return GrammarSpec("json_schema", text, param=param)
 
 
