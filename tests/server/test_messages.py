@@ -353,6 +353,9 @@ def test_what_claude_code_sends(served: Live, caplog: pytest.LogCaptureFixture) 
         "anthropic-beta": "claude-code-20250219,context-1m-2025-08-07",
         "user-agent": "claude-cli/2.0",
     }
+    assert served.state.service is not None
+    served.state.service._notes.clear()  # each is said once only
+    served.state.service._known_strangers.clear()
     with caplog.at_level(logging.INFO, logger="tinyserve.server"):
         response = served.client.post(f"{PATH}?beta=true", json=body, headers=headers)
         counted = dict(body)
