@@ -18,6 +18,7 @@ from helpers.fake_service import SpeakingRunner, assert_idle, runner_of
 from tinyserve.engine.build import Engine
 from tinyserve.server.app import create_app
 from tinyserve.server.bridge import EngineBridge
+from tinyserve.server.listen import doors
 from tinyserve.server.run import GracefulServer, web_settings
 from tinyserve.server.state import ServerState
 
@@ -123,10 +124,10 @@ def live(
     if send_buffer is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     listener.bind(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    thread = threading.Thread(target=server.run, kwargs={"sockets": doors(listener)}, daemon=True)
     thread.start()
     wait_for(lambda: server.started)
-    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with httpx.Client(base_url=url, timeout=30) as client:
         running = Live(url, engine, state, server, client)
         try:
@@ -141,5 +142,4 @@ def live(
                 engine_runner.gate.set()
             server.should_exit = True
             thread.join(10)
-            listener.close()
     assert not thread.is_alive()

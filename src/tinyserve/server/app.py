@@ -23,6 +23,7 @@ from tinyserve.engine.build import Engine
 from tinyserve.errors import EngineDeadError, TinyServeError
 from tinyserve.server.answer import failure_response
 from tinyserve.server.errors import failure, status_failure
+from tinyserve.server.gate import Gate
 from tinyserve.server.guards import OPEN_PATHS, KeyGuard
 from tinyserve.server.http import RootPath, request_id_header
 from tinyserve.server.messages_errors import in_dialect
@@ -94,6 +95,7 @@ async def _wait(
 
 def _add_middleware(app: FastAPI, state: ServerState) -> None:
     config = state.config
+    app.add_middleware(Gate)
     if config.root_path:
         app.add_middleware(RootPath, root_path=config.root_path)
     if state.keys:

@@ -15,6 +15,7 @@ from tinyserve.errors import ConfigError
 # kernel after these, whatever the application still knows of it.
 KEEPALIVE_S = 60
 UNACKNOWLEDGED_S = 120
+NUM_DOORS = 16
 
 
 @contextlib.contextmanager
@@ -30,6 +31,17 @@ def listening(config: ServerConfig) -> Iterator[socket.socket]:
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(config.uds)
+
+
+def doors(listener: socket.socket) -> list[socket.socket]:
+    """The listener several times over, in its place; to be closed by whoever gets them.
+
+    uvloop takes one connection from each socket in a round of the event loop. Through one door a
+    crowd would come in so slowly that `/health`, behind it, waits for seconds.
+    """
+    opened = [listener.dup() for _ in range(NUM_DOORS)]
+    listener.close()  # or the port would stay open when the doors are closed
+    return opened
 
 
 def url_of(config: ServerConfig, listener: socket.socket) -> str:

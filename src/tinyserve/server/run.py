@@ -30,7 +30,7 @@ from tinyserve.server.app import create_app
 from tinyserve.server.connection import Connection
 from tinyserve.server.guards import HostGuard, served_names
 from tinyserve.server.http import App
-from tinyserve.server.listen import listening, raise_file_limit, url_of
+from tinyserve.server.listen import doors, listening, raise_file_limit, url_of
 from tinyserve.server.state import ServerState
 
 logger = logging.getLogger("tinyserve.server")
@@ -69,7 +69,7 @@ def serve(
         url = url_of(config, listener)
         server = GracefulServer(settings, state)
         state.on_load_error = server.give_up
-        server.run(sockets=[listener])
+        server.run(sockets=doors(listener))
     if state.load_error is not None:
         raise state.load_error
     if state.death is not None:
