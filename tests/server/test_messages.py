@@ -154,13 +154,14 @@ def test_an_empty_answer_has_no_content(served: Live) -> None:
     assert message(served)["content"] == []
 
 
-def test_max_tokens_beyond_the_context_means_the_room(served: Live) -> None:
+def test_max_tokens_beyond_the_context_means_the_room() -> None:
     """Clients set max_tokens for models of another size; the answer tells when the room is used."""
-    answer = message(served, max_tokens=64_000, ignore_eos=True)
-    assert answer["stop_reason"] == "model_context_window_exceeded"
-    assert answer["usage"]["output_tokens"] == 2048 - count(served)
-    served.runner.says("short")
-    assert message(served, max_tokens=64_000)["stop_reason"] == "end_turn"
+    with live(make_engine(scheduler={"max_model_len": 64})) as served:
+        answer = message(served, max_tokens=64_000, ignore_eos=True)
+        assert answer["stop_reason"] == "model_context_window_exceeded"
+        assert answer["usage"]["output_tokens"] == 64 - count(served)
+        served.runner.says("short")
+        assert message(served, max_tokens=64_000)["stop_reason"] == "end_turn"
 
 
 def test_lim_12_prompts_are_never_cut(served: Live) -> None:

@@ -113,7 +113,7 @@ def nameless(response: dict[str, Any]) -> dict[str, Any]:
 
 
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     pieces=st.lists(st.sampled_from(PIECES), max_size=6),
