@@ -14,7 +14,14 @@ from helpers.grammars import EOS_IDS, WIDTH, compiler, ids_of, tokens_of
 
 from tinyserve.errors import QueueFullError, RequestError
 from tinyserve.text import grammar as grammar_module
-from tinyserve.text.grammar import MAX_CACHED, MAX_USES, NUM_THREADS, Grammar, GrammarCompiler
+from tinyserve.text.grammar import (
+    MAX_CACHED,
+    MAX_CACHED_CHARACTERS,
+    MAX_USES,
+    NUM_THREADS,
+    Grammar,
+    GrammarCompiler,
+)
 from tinyserve.text.grammar_matcher import GrammarMatcher
 from tinyserve.text.grammar_spec import GrammarSpec
 
@@ -125,6 +132,15 @@ def test_the_cache_is_bounded(gated: Callable[..., Gated]) -> None:
     assert one.started == started, "the least recently used goes first"
     one.compile(regex("a0"))
     assert one.started == started + 1
+
+
+def test_the_cache_is_bounded_in_size_too(gated: Callable[..., Gated]) -> None:
+    one = gated()
+    for i in range(12):
+        one.compile(regex("a" * 100_000 + str(i)))
+    assert len(one._results) == MAX_CACHED_CHARACTERS // 100_000
+    one.compile(regex("x"))
+    assert regex("x") in one._results
 
 
 def test_a_grammar_that_has_served_long_or_failed_is_compiled_anew(

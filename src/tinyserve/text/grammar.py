@@ -5,8 +5,8 @@ cannot be stopped, so what takes too long is refused, remembered, and finishes u
 lets the interpreter go meanwhile, so that streams keep flowing. Its own limits bound the work of
 compiling and of each mask. Nothing is imported or built before the first grammar.
 
-Invariants: the same spec is compiled once at a time; the cache holds at most `MAX_CACHED` results,
-refusals among them; a grammar is handed out only after it has led somewhere (`_probe`).
+Invariants: the same spec is compiled once at a time; the cache is bounded in number and size, and
+holds refusals too; a grammar is handed out only after it has led somewhere (`_probe`).
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ logger = logging.getLogger("tinyserve")
 
 TIME_LIMIT_S = 5.0
 FIRST_TIME_S = 30.0  # on top, while the token table is made
-MAX_CACHED = 128
+MAX_CACHED = 64
+MAX_CACHED_CHARACTERS = 1 << 20  # of their specs, by which the size of grammars goes
 NUM_THREADS = 2
-MAX_USES = 1000  # choices that share one lexer, whose states only ever grow
+MAX_USES = 256  # choices that share one lexer, whose states only ever grow
 PROBE_STEPS = 24
 # The compiler recurses as deep as a grammar's rules refer to each other; with as many of them as
 # `grammar_source.MAX_CHARACTERS` hold, this is twice what it needs. Only what is used takes memory.
@@ -136,9 +137,15 @@ class GrammarCompiler:
                 self._queue.append((spec, pending))
                 self._start_next()
             self._results.move_to_end(spec)
-            while len(self._results) > MAX_CACHED:
-                self._results.popitem(last=False)
+            self._evict()
             return pending
+
+    def _evict(self) -> None:
+        """Keep what was used last, within the limits; under the lock."""
+        num_characters = sum(map(_size, self._results))
+        while len(self._results) > MAX_CACHED or num_characters > MAX_CACHED_CHARACTERS:
+            spec, _ = self._results.popitem(last=False)
+            num_characters -= _size(spec)
 
     def patience(self, pending: Pending) -> float:
         """How long to wait for it, in seconds."""
@@ -223,6 +230,10 @@ class GrammarCompiler:
             if self._tokens is None:
                 self._tokens = token_table(self._tokenizer, self._width, self._eos_ids)
             return self._tokens
+
+
+def _size(spec: GrammarSpec) -> int:
+    return len(spec.value) + (0 if spec.or_else is None else _size(spec.or_else))
 
 
 def _probe(grammar: Grammar) -> None:

@@ -28,6 +28,8 @@ WHITESPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"
 # Without this llguidance would also fix how a forced text is cut into tokens; so the model chooses.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
 
+_GBNF_RULE = re.compile(r"^[ \t]*[\w.-]+[ \t]*::=", re.M)
+
 SpecialId = Callable[[str], int | None]
 
 
@@ -97,7 +99,7 @@ def _regex_literal(regex: str) -> str:
 
 
 def _as_lark(spec: GrammarSpec) -> str:
-    if not re.search(r"^\s*[\w.-]+\s*::=", spec.value, re.M):
+    if not _GBNF_RULE.search(spec.value):
         return spec.value
     if len(spec.value) > MAX_GBNF_CHARACTERS:
         raise RequestError(
