@@ -46,6 +46,7 @@ COUNTERS = {
     "tinyserve:recomputed_tokens_total",
     "tinyserve:requests_refused_total",
     "tinyserve:client_disconnects_total",
+    "tinyserve:slow_readers_total",
 }
 HISTOGRAMS = {
     "vllm:time_to_first_token_seconds",

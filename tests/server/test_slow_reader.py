@@ -65,6 +65,7 @@ def test_a_reader_that_stalls_is_cut_off(stream: bool) -> None:
             assert not received.endswith((b"[DONE]\n\n\r\n0\r\n\r\n", b"}"))
         served.wait_idle()
         assert served.complete(max_tokens=1)
+        assert "tinyserve:slow_readers_total 1.0" in served.client.get("/metrics").text
 
 
 def test_a_stalled_reader_is_given_up_before_its_time_when_too_much_waits() -> None:

@@ -25,6 +25,7 @@ class ServerState:
         self.keys = load_keys(config)
         self.readers = Readers(config.stream_stall_timeout_s, config.stream_buffer_size)
         self.observer = Observer(config)
+        self.observer.http.count_slow_readers = lambda: self.readers.num_cut_off
         self.service: Service | None = None
         self.bridge: EngineBridge | None = None
         self.load_error: BaseException | None = None

@@ -291,7 +291,11 @@ def _http(http: HTTPMetrics) -> Iterable[Metric]:
         "tinyserve:client_disconnects", "Clients that left before the end of their answer."
     )
     left.add_metric([], http.num_disconnects)
-    return (requests, seconds, refused, left)
+    slow = CounterMetricFamily(
+        "tinyserve:slow_readers", "Clients that were cut off because they did not read."
+    )
+    slow.add_metric([], http.count_slow_readers())
+    return (requests, seconds, refused, left, slow)
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from tinyserve.server.http import App
@@ -47,6 +47,7 @@ class HTTPMetrics:
         self.seconds: dict[tuple[str, str], Histogram] = {}  # handler, method
         self.refused: Counter[str] = Counter(dict.fromkeys(REFUSALS.values(), 0))
         self.num_disconnects = 0
+        self.count_slow_readers: Callable[[], int] = lambda: 0
 
     def add(self, handler: str, method: str, status: int, seconds: float) -> None:
         self.requests[handler, method, f"{status // 100}xx"] += 1
