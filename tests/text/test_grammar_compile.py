@@ -248,6 +248,7 @@ def test_thinking_may_come_first() -> None:
         (lark('root ::= "a'), "GBNF"),
         (lark("root ::= " + "(" * 5000 + '"a"' + ")" * 5000), "nested"),
         (lark("root ::= foo"), "foo"),
+        (lark("root ::= x\n" + "".join(f"x{i} ::= x\n" for i in range(600))), "500 rules"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_with_the_reason(spec: GrammarSpec, words: str) -> None:

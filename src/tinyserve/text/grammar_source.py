@@ -19,7 +19,8 @@ from tinyserve.text.grammar_spec import GrammarSpec
 from tinyserve.text.reasoning import CLOSER, OPENER
 
 MAX_CHARACTERS = 1 << 18  # bounds how deep the compiler recurses; see `grammar.STACK_BYTES`
-MAX_GBNF_CHARACTERS = 1 << 16  # its converter is plain Python
+MAX_GBNF_CHARACTERS = 1 << 16  # its converter is plain Python, and quadratic in rules
+MAX_GBNF_RULES = 500
 
 # Between the tokens of JSON: a blank or two, or a line break and its indentation. Any number of
 # them, which JSON allows, is where small models run away to.
@@ -101,9 +102,11 @@ def _regex_literal(regex: str) -> str:
 def _as_lark(spec: GrammarSpec) -> str:
     if not _GBNF_RULE.search(spec.value):
         return spec.value
-    if len(spec.value) > MAX_GBNF_CHARACTERS:
+    if len(spec.value) > MAX_GBNF_CHARACTERS or spec.value.count("::=") > MAX_GBNF_RULES:
         raise RequestError(
-            f"a GBNF grammar may have at most {MAX_GBNF_CHARACTERS} characters", param=spec.param
+            f"a GBNF grammar may have at most {MAX_GBNF_RULES} rules and {MAX_GBNF_CHARACTERS} "
+            "characters; larger ones are welcome as Lark",
+            param=spec.param,
         )
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
