@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from typing import Any
 
 import pytest
@@ -162,3 +164,41 @@ def test_sampling_defaults() -> None:
     greedy = read_sampling_defaults({**recommended, "do_sample": False})
     assert greedy == {"repetition_penalty": 1.05}
     assert read_sampling_defaults({}) == {}
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, "2", [], [1], {"a": 1}, math.nan, math.inf])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("architectures", "model_type", "vocab_size", "hidden_size", "num_hidden_layers"),
+        *("num_attention_heads", "num_key_value_heads", "head_dim", "intermediate_size"),
+        *("rms_norm_eps", "rope_theta", "max_position_embeddings", "tie_word_embeddings"),
+        *("attention_bias", "mlp_bias", "sliding_window", "use_sliding_window", "layer_types"),
+        *("max_window_layers", "hidden_act", "rope_scaling", "rope_parameters"),
+        *("quantization_config", "partial_rotary_factor"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_read_or_named(key: str, value: Any) -> None:
+    """Damaged and hand-written files: never an exception that does not say where."""
+    for name in ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"):
+        config = {**LLAMA, "architectures": [name], "use_sliding_window": True}
+        with contextlib.suppress(ModelLoadError):
+            read_model_config({**config, key: value}, "config.json")
+
+
+@pytest.mark.parametrize("flag", ["false", 0, "true", []])
+def test_flags_are_not_guessed(flag: Any) -> None:
+    """As a truth value "false" would be true."""
+    with pytest.raises(ModelLoadError, match="tie_word_embeddings must be true or false"):
+        read_model_config({**LLAMA, "tie_word_embeddings": flag}, "config.json")
+
+
+@pytest.mark.parametrize("eos", ["</s>", [1, "x"], True, 1.0, [[1]]])
+def test_ends_that_are_no_ids_are_refused(eos: Any) -> None:
+    with pytest.raises(ModelLoadError, match="eos_token_id"):
+        read_eos_token_ids({"eos_token_id": eos}, {})
+
+
+def test_recommendations_that_are_no_numbers_are_left_out() -> None:
+    odd = {"temperature": math.nan, "top_p": True, "top_k": "5", "min_p": math.inf}
+    assert read_sampling_defaults(odd) == {}

@@ -28,8 +28,9 @@ from tinyserve.engine.memory import available_memory, total_memory
 from tinyserve.engine.plan import Runner
 from tinyserve.engine.request import Pooling
 from tinyserve.engine.runner import ModelRunner
+from tinyserve.engine.sampling import SamplingParams
 from tinyserve.engine.speculation import make_drafter, make_draw
-from tinyserve.errors import ConfigError
+from tinyserve.errors import ConfigError, RequestError
 from tinyserve.kernels.ops import NUMERICS_VERSION
 from tinyserve.kv.manager import KVManager
 from tinyserve.kv_budget import block_bytes, blocks_for, blocks_in_budget, readable
@@ -235,10 +236,27 @@ def resolve_num_blocks(
 
 
 def sampling_defaults(options: ModelOptions, checkpoint: Checkpoint) -> dict[str, Any]:
-    """What fills sampling fields that a request leaves out."""
+    """What fills sampling fields that a request leaves out.
+
+    A value of the model's that no request could have is left out with a warning, rather than
+    failing every request. Raises ConfigError for one of the operator's.
+    """
+    defaults: dict[str, Any] = {}
     use_own = options.generation_config == "auto"
     own: Mapping[str, Any] = checkpoint.sampling_defaults if use_own else {}
-    return {**own, **(options.override_generation_config or {})}
+    for name, value in own.items():
+        try:
+            SamplingParams(**{name: value})
+        except RequestError as error:
+            logger.warning("generation_config.json: %s; it is ignored", error)
+        else:
+            defaults[name] = value
+    defaults |= options.override_generation_config or {}
+    try:
+        SamplingParams(**defaults)
+    except (RequestError, TypeError) as error:
+        raise ConfigError(f"model.override_generation_config: {error}") from error
+    return defaults
 
 
 def _system_fingerprint(options: ModelOptions, checkpoint: Checkpoint) -> str:

@@ -198,12 +198,16 @@ class Intake:
         return asked if asked is not None else limits.room - len(prompt)
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word as the model may write it: at the start of a text, and after a space."""
+        """Each word as the model may write it: at the start of a text, and after a space.
+
+        What the logits have no place for (tokens added beyond the embedding) is never written.
+        """
+        size = self.limits.vocab_size
         sequences: dict[tuple[int, ...], None] = {}
         for word in words:
             for text in (word, " " + word.lstrip()):
                 ids = tuple(self.tokenizer.encode(text, add_special_tokens=False))
-                if ids:
+                if ids and max(ids) < size:
                     sequences[ids] = None
         return tuple(sequences)
 

@@ -7,6 +7,7 @@ map where the format allows.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from tinyserve.errors import ModelLoadError
 from tinyserve.kernels.formats import F32, Weight
 from tinyserve.models.config import ModelConfig
 from tinyserve.text.spec import TokenizerSpec
+
+logger = logging.getLogger(__name__)
 
 
 class TensorSource(Protocol):
@@ -45,7 +48,8 @@ class Progress(Protocol):
 class Checkpoint:
     """A model ready to be packed and run.
 
-    `eos_token_ids`: every id that ends a text, from all files that name one. `sampling_defaults`:
+    `eos_token_ids`: every id that ends a text, from all files that name one, each inside the
+    vocabulary. `sampling_defaults`:
     what the model's authors recommend (generation_config.json), under the names of
     `SamplingParams`. `fingerprint`: changes whenever the files do, so it is part of the keys of
     caches; empty where there are no files and nothing is to be cached. `name`: what the user called
@@ -62,6 +66,23 @@ class Checkpoint:
     fingerprint: str
     name: str
     pooling: str | None = None
+
+
+def drawable_ids(ids: Collection[int], config: ModelConfig, source: str) -> tuple[int, ...]:
+    """Those of a model's end-of-text ids that its logits have a place for.
+
+    Files name others (-1 for none, an id of a larger vocabulary). No token can ever be one of them,
+    and used as an index they would reach outside the logits.
+    """
+    strange = [token_id for token_id in ids if not 0 <= token_id < config.vocab_size]
+    if strange:
+        logger.warning(
+            "%s: end-of-text ids %s are outside the vocabulary of %d and are ignored",
+            source,
+            strange,
+            config.vocab_size,
+        )
+    return tuple(token_id for token_id in ids if token_id not in strange)
 
 
 def load_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoint:

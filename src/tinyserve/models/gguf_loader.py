@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tinyserve.errors import ModelLoadError
 from tinyserve.kernels.formats import F32, Weight
 from tinyserve.models.cache import files_fingerprint
-from tinyserve.models.checkpoint import Checkpoint
+from tinyserve.models.checkpoint import Checkpoint, drawable_ids
 from tinyserve.models.config import ModelConfig
 from tinyserve.models.gguf_file import GGUFFile, TensorInfo
 from tinyserve.models.gguf_metadata import Metadata, read_config
@@ -60,7 +60,7 @@ def load_gguf(path: Path, name: str) -> Checkpoint:
     return Checkpoint(
         config=config,
         tensors=GGUFTensors(file, config, unpermute=metadata.architecture == "llama"),
-        eos_token_ids=read_eos_token_ids(metadata),
+        eos_token_ids=drawable_ids(read_eos_token_ids(metadata), config, str(path)),
         sampling_defaults={},
         tokenizer_spec=lambda: read_tokenizer_spec(metadata),
         fingerprint=files_fingerprint([path]),

@@ -9,10 +9,11 @@ import math
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tinyserve.errors import ModelLoadError
 from tinyserve.models.config import ModelConfig, RopeConfig
-from tinyserve.models.gguf_file import GGUFFile
+from tinyserve.models.gguf_file import GGUFFile, StringArray
 from tinyserve.models.gguf_types import SUPPORTED
 from tinyserve.models.layout import check_config
 
@@ -23,6 +24,7 @@ ARCHITECTURES = {
 }
 
 T = TypeVar("T", int, float, str, bool)
+Array = TypeVar("Array", StringArray, NDArray[Any])
 
 
 class Metadata:
@@ -46,7 +48,8 @@ class Metadata:
     def get(self, key: str, kind: type[T]) -> T | None:
         """The value of `key`, or None.
 
-        One number for all layers may be stored as an array of equal ones.
+        One number for all layers may be stored as an array of equal ones. No float of a model is
+        negative or not finite.
         """
         key = self._key(key)
         value: Any = self.file.metadata.get(key)
@@ -58,11 +61,25 @@ class Metadata:
             value = float(value)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise ModelLoadError(f"{self.file.path}: metadata key {key} is not one {kind.__name__}")
+        if isinstance(value, float) and not 0 <= value < math.inf:
+            raise ModelLoadError(f"{self.file.path}: metadata key {key} cannot be {value}")
         return value
 
-    def array(self, key: str) -> Any:
-        """An array value as stored (numpy or `StringArray`), or None."""
-        return self.file.metadata.get(self._key(key))
+    def strings(self, key: str) -> StringArray | None:
+        """An array of strings, or None. Raises ModelLoadError for anything else."""
+        return self._array(key, StringArray, "strings")
+
+    def numbers(self, key: str) -> NDArray[Any] | None:
+        """An array of numbers, or None. Raises ModelLoadError for anything else."""
+        return self._array(key, np.ndarray, "numbers")
+
+    def _array(self, key: str, kind: type[Array], words: str) -> Array | None:
+        value = self.file.metadata.get(self._key(key))
+        if value is not None and not isinstance(value, kind):
+            raise ModelLoadError(
+                f"{self.file.path}: metadata key {self._key(key)} is not an array of {words}"
+            )
+        return value
 
     def _key(self, key: str) -> str:
         return key.replace("{arch}", self.architecture)

@@ -6,8 +6,9 @@ costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
+
+from numpy.typing import NDArray
 
 from tinyserve.errors import ModelLoadError
 from tinyserve.models.gguf_file import StringArray
@@ -56,11 +57,9 @@ def read_eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
     """The file's EOS and end-of-turn ids, then those of `END_OF_TEXT` that are special here."""
     named = [metadata.get(f"tokenizer.ggml.{kind}_token_id", int) for kind in ("eos", "eot", "eom")]
     ids = [token_id for token_id in named if token_id is not None]
-    tokens, types = (
-        metadata.array("tokenizer.ggml.tokens"),
-        metadata.array("tokenizer.ggml.token_type"),
-    )
-    if isinstance(tokens, StringArray) and types is not None:
+    tokens = metadata.strings("tokenizer.ggml.tokens")
+    types = metadata.numbers("tokenizer.ggml.token_type")
+    if tokens is not None and types is not None:
         found = tokens.find(END_OF_TEXT)
         ids += [found[text] for text in END_OF_TEXT if text in found]
         ids = [i for i in ids if i in named or (i < len(types) and types[i] == _CONTROL)]
@@ -69,13 +68,13 @@ def read_eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
 
 def _vocab_reader(metadata: Metadata) -> Any:
     model = metadata.need("tokenizer.ggml.model", str)
-    arrays = {
-        name: metadata.array(f"tokenizer.ggml.{name}")
-        for name in ("tokens", "token_type", "merges", "scores")
+    texts = {name: metadata.strings(f"tokenizer.ggml.{name}") for name in ("tokens", "merges")}
+    numbers = {
+        name: metadata.numbers(f"tokenizer.ggml.{name}") for name in ("token_type", "scores")
     }
     needed = ("tokens", "merges") if model == "gpt2" else ("tokens",)
     for name in needed:
-        if not isinstance(arrays[name], StringArray):
+        if texts[name] is None:
             raise ModelLoadError(
                 f"{metadata.file.path}: metadata key tokenizer.ggml.{name} is missing"
             )
@@ -83,11 +82,11 @@ def _vocab_reader(metadata: Metadata) -> Any:
     def read() -> GGUFVocab:
         return GGUFVocab(
             model=model,
-            tokens=_strings(arrays, "tokens"),
+            tokens=_strings(texts["tokens"]),
             pre=metadata.get("tokenizer.ggml.pre", str) or "default",
-            token_types=_numbers(arrays, "token_type"),
-            merges=_strings(arrays, "merges"),
-            scores=_numbers(arrays, "scores"),
+            token_types=_numbers(numbers["token_type"]),
+            merges=_strings(texts["merges"]),
+            scores=_numbers(numbers["scores"]),
             unk_token_id=metadata.get("tokenizer.ggml.unknown_token_id", int),
             add_space_prefix=metadata.get("tokenizer.ggml.add_space_prefix", bool),
         )
@@ -95,11 +94,9 @@ def _vocab_reader(metadata: Metadata) -> Any:
     return read
 
 
-def _strings(arrays: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    array = arrays[name]
-    return tuple(array.decode()) if isinstance(array, StringArray) else ()
+def _strings(array: StringArray | None) -> tuple[str, ...]:
+    return () if array is None else tuple(array.decode())
 
 
-def _numbers(arrays: Mapping[str, Any], name: str) -> tuple[Any, ...]:
-    array = arrays[name]
+def _numbers(array: NDArray[Any] | None) -> tuple[Any, ...]:
     return () if array is None else tuple(array.tolist())

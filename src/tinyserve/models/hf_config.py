@@ -8,12 +8,22 @@ is refused by name.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
 from pathlib import Path
 from typing import Any
 
 from tinyserve.errors import ModelLoadError
 from tinyserve.models.config import ModelConfig
+from tinyserve.models.hf_fields import (
+    Json,
+    count,
+    flag,
+    is_integer,
+    need_count,
+    number,
+    section,
+    strings,
+)
 from tinyserve.models.hf_rope import max_positions, read_rope
 from tinyserve.models.layout import check_config
 
@@ -25,10 +35,9 @@ ARCHITECTURES = (
 )
 _BY_MODEL_TYPE = {"llama": 0, "mistral": 1, "qwen2": 2, "qwen3": 3}
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_LAYER_TYPES = ("full_attention", "sliding_attention")
 # These say nothing once an author has asked for greedy decoding.
 _RANDOM_FIELDS = ("temperature", "top_p", "top_k", "min_p")
-
-Json = Mapping[str, Any]
 
 
 def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
@@ -52,32 +61,32 @@ def read_model_config(data: Json, source: str) -> ModelConfig:
     architecture = _architecture(data, source)
     _refuse_variants(data, source)
     hidden_size, num_heads = (
-        _need(data, "hidden_size", source),
-        _need(data, "num_attention_heads", source),
+        need_count(data, "hidden_size", source),
+        need_count(data, "num_attention_heads", source),
     )
-    num_layers = _need(data, "num_hidden_layers", source)
+    num_layers = need_count(data, "num_hidden_layers", source)
     default_kv = 8 if architecture == "MistralForCausalLM" else num_heads
     default_head = 128 if architecture == "Qwen3ForCausalLM" else hidden_size // num_heads
-    bias = bool(data.get("attention_bias", False)) and architecture in (
+    bias = flag(data, "attention_bias", False, source) and architecture in (
         "LlamaForCausalLM",
         "Qwen3ForCausalLM",
     )
     config = ModelConfig(
         architecture=architecture,
-        vocab_size=_need(data, "vocab_size", source),
+        vocab_size=need_count(data, "vocab_size", source),
         hidden_size=hidden_size,
-        intermediate_size=_need(data, "intermediate_size", source),
+        intermediate_size=need_count(data, "intermediate_size", source),
         num_layers=num_layers,
         num_heads=num_heads,
-        num_kv_heads=_int(data, "num_key_value_heads", default_kv, source),
-        head_dim=_int(data, "head_dim", default_head, source),
-        rms_norm_eps=float(data.get("rms_norm_eps", 1e-6)),
+        num_kv_heads=count(data, "num_key_value_heads", default_kv, source),
+        head_dim=count(data, "head_dim", default_head, source),
+        rms_norm_eps=number(data, "rms_norm_eps", 1e-6, source),
         rope=read_rope(data, source),
-        max_position_embeddings=max_positions(data),
-        tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
+        max_position_embeddings=max_positions(data, source),
+        tie_word_embeddings=flag(data, "tie_word_embeddings", False, source),
         qkv_bias=bias or architecture == "Qwen2ForCausalLM",
         o_bias=bias,
-        mlp_bias=bool(data.get("mlp_bias", False)) and architecture == "LlamaForCausalLM",
+        mlp_bias=architecture == "LlamaForCausalLM" and flag(data, "mlp_bias", False, source),
         qk_norm=architecture == "Qwen3ForCausalLM",
         windows=_windows(data, architecture, num_layers, source),
     )
@@ -85,21 +94,31 @@ def read_model_config(data: Json, source: str) -> ModelConfig:
     return config
 
 
-def read_eos_token_ids(config: Json, generation: Json) -> tuple[int, ...]:
-    """Every end-of-text id that either file names, generation_config.json's first."""
+def read_eos_token_ids(config: Json, generation: Json, source: str = "") -> tuple[int, ...]:
+    """Every end-of-text id that either file names, generation_config.json's first.
+
+    Raises ModelLoadError for what is no id.
+    """
     ids: list[int] = []
-    for source in (generation, config):
-        value = source.get("eos_token_id")
-        ids += [value] if isinstance(value, int) else value or []
-    return tuple(dict.fromkeys(int(token_id) for token_id in ids))
+    for data in (generation, config):
+        value = data.get("eos_token_id")
+        named = value if isinstance(value, list) else [value]
+        ids += [token_id for token_id in named if token_id is not None]
+    for token_id in ids:
+        if not is_integer(token_id):
+            raise ModelLoadError(f"{source}: eos_token_id {token_id!r} is not a token id")
+    return tuple(dict.fromkeys(ids))
 
 
 def read_sampling_defaults(generation: Json) -> dict[str, float | int]:
-    """What generation_config.json recommends, without randomness if `do_sample` is false."""
+    """What generation_config.json recommends, without randomness if `do_sample` is false.
+
+    Whether the values make sense is seen where they are used (`engine.build`).
+    """
     defaults: dict[str, float | int] = {}
     for name in _SAMPLING_FIELDS:
-        value = generation.get(name)
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value: Any = generation.get(name)
+        if is_integer(value) or (isinstance(value, float) and math.isfinite(value)):
             defaults[name] = value
     if generation.get("do_sample") is False:
         return {name: value for name, value in defaults.items() if name not in _RANDOM_FIELDS}
@@ -107,27 +126,30 @@ def read_sampling_defaults(generation: Json) -> dict[str, float | int]:
 
 
 def _architecture(data: Json, source: str) -> str:
-    named = data.get("architectures") or []
+    named = strings(data, "architectures", source)
+    kind = data.get("model_type")
     for name in named:
         if name in ARCHITECTURES:
-            return str(name)
-    if not named and data.get("model_type") in _BY_MODEL_TYPE:
-        return ARCHITECTURES[_BY_MODEL_TYPE[data["model_type"]]]
-    found = ", ".join(map(str, named)) or f"model_type {data.get('model_type')!r}"
+            return name
+    if not named and isinstance(kind, str) and kind in _BY_MODEL_TYPE:
+        return ARCHITECTURES[_BY_MODEL_TYPE[kind]]
+    found = ", ".join(named) or f"model_type {kind!r}"
     raise ModelLoadError(
         f"{source}: architecture {found} is not supported (supported: {', '.join(ARCHITECTURES)})"
     )
 
 
 def _refuse_variants(data: Json, source: str) -> None:
-    quantization = data.get("quantization_config") or data.get("compression_config")
+    quantization = section(data, "quantization_config", source) or section(
+        data, "compression_config", source
+    )
     if quantization:
         method = quantization.get("quant_method", "unknown")
         raise ModelLoadError(
             f"{source}: checkpoints quantized with {method} are not supported yet; use a GGUF file "
             "or the unquantized model (--quantization int8|int4 quantizes it at load)"
         )
-    activation = data.get("hidden_act", "silu")
+    activation = data.get("hidden_act") or "silu"
     if activation not in ("silu", "swish"):
         raise ModelLoadError(f"{source}: hidden_act {activation!r} is not supported (only silu)")
 
@@ -139,32 +161,21 @@ def _windows(data: Json, architecture: str, num_layers: int, source: str) -> tup
     """
     if architecture == "LlamaForCausalLM":
         return ()
-    window = data.get("sliding_window", 4096)
+    # An absent window is 4096, as in Hugging Face's classes; null, false and 0 are none.
+    window = data.get("sliding_window", 4096) or None
+    if window is not None:
+        window = count(data, "sliding_window", 4096, source)
     if architecture == "MistralForCausalLM":
-        return (int(window),) * num_layers if window else ()
-    if not data.get("use_sliding_window", False) or not window:
+        return (window,) * num_layers if window else ()
+    if not flag(data, "use_sliding_window", False, source) or window is None:
         return ()
-    types = data.get("layer_types")
-    if types is None:
-        first = data.get("max_window_layers", 28)
-        slides = [layer >= first for layer in range(num_layers)]
-    else:
-        slides = [kind == "sliding_attention" for kind in types]
-        if len(slides) != num_layers:
-            raise ModelLoadError(f"{source}: {len(slides)} layer_types for {num_layers} layers")
-    return tuple(int(window) if slide else None for slide in slides)
-
-
-def _need(data: Json, key: str, source: str) -> int:
-    if data.get(key) is None:
-        raise ModelLoadError(f"{source}: {key} is missing")
-    return _int(data, key, 0, source)
-
-
-def _int(data: Json, key: str, default: int, source: str) -> int:
-    value = data.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ModelLoadError(f"{source}: {key} must be a positive integer, got {value!r}")
-    return value
+    types = strings(data, "layer_types", source)
+    if not types:
+        first = count(data, "max_window_layers", 28, source, least=0)
+        return tuple(window if layer >= first else None for layer in range(num_layers))
+    if len(types) != num_layers:
+        raise ModelLoadError(f"{source}: {len(types)} layer_types for {num_layers} layers")
+    for kind in types:
+        if kind not in _LAYER_TYPES:
+            raise ModelLoadError(f"{source}: layer type {kind!r} is not supported")
+    return tuple(window if kind == "sliding_attention" else None for kind in types)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tinyserve.models.cache import files_fingerprint
-from tinyserve.models.checkpoint import Checkpoint
+from tinyserve.models.checkpoint import Checkpoint, drawable_ids
 from tinyserve.models.config import ModelConfig
 from tinyserve.models.hf_config import (
     read_eos_token_ids,
@@ -54,7 +54,9 @@ def load_folder(folder: Path, name: str) -> Checkpoint:
     return Checkpoint(
         config=config,
         tensors=SafetensorsSource(tensors, tensor_shapes(config)),
-        eos_token_ids=read_eos_token_ids(data, generation),
+        eos_token_ids=drawable_ids(
+            read_eos_token_ids(data, generation, str(folder)), config, str(folder)
+        ),
         sampling_defaults=read_sampling_defaults(generation),
         tokenizer_spec=lambda: TokenizerSpec.from_folder(folder),
         fingerprint=files_fingerprint([*files, *metadata_files]),

@@ -7,9 +7,8 @@ from typing import Any
 
 from tinyserve.errors import ModelLoadError
 from tinyserve.models.config import RopeConfig
+from tinyserve.models.hf_fields import Json, count, flag, number, section
 from tinyserve.models.rope import KINDS
-
-Json = Mapping[str, Any]
 
 DEFAULT_MAX_POSITIONS = 2048
 _DEFAULT_THETA = 10000.0
@@ -38,49 +37,55 @@ def read_rope(data: Json, source: str) -> RopeConfig:
         raise ModelLoadError(
             f"{source}: rope scaling {kind!r} is not supported (supported: {', '.join(KINDS)})"
         )
-    if float(scaling.get("partial_rotary_factor", data.get("partial_rotary_factor")) or 1.0) != 1.0:
+    part = number(data, "partial_rotary_factor", 1.0, source)
+    if number(scaling, "partial_rotary_factor", part, source) != 1.0:
         raise ModelLoadError(f"{source}: partial_rotary_factor is not supported")
-    theta = float(scaling.get("rope_theta") or data.get("rope_theta") or _DEFAULT_THETA)
+    theta = number(data, "rope_theta", _DEFAULT_THETA, source)
+    theta = number(scaling, "rope_theta", theta, source)
     if kind == "none":
         return RopeConfig(theta=theta)
-    if kind == "yarn" and scaling.get("factor") is None and _original(scaling, data):
+    if kind == "yarn" and scaling.get("factor") is None and _original(scaling, data, source):
         # YaRN checkpoints may leave the factor to be read off the two lengths.
-        scaling = {**scaling, "factor": _positions(data) / _original(scaling, data)}
+        scaling = {**scaling, "factor": _positions(data, source) / _original(scaling, data, source)}
     for name in _NEEDED[kind]:
         if scaling.get(name) is None:
             raise ModelLoadError(f"{source}: rope scaling {kind!r} needs {name!r}")
-    given: dict[str, Any] = {name: float(scaling[name]) for name in _FLOATS if scaling.get(name)}
+    given: dict[str, Any] = {
+        name: number(scaling, name, 1.0, source) for name in _FLOATS if scaling.get(name)
+    }
     return RopeConfig(
         theta=theta,
         kind=kind,
-        factor=float(scaling["factor"]),
+        factor=number(scaling, "factor", 1.0, source),
         # dynamic scales from the length the model was trained at, which for it is
         # max_position_embeddings.
-        original_max_position=_positions(data) if kind == "dynamic" else _original(scaling, data),
-        truncate=bool(scaling.get("truncate", True)),
+        original_max_position=_positions(data, source)
+        if kind == "dynamic"
+        else _original(scaling, data, source),
+        truncate=flag(scaling, "truncate", True, source),
         **given,
     )
 
 
-def max_positions(data: Json) -> int:
+def max_positions(data: Json, source: str = "") -> int:
     """The longest sequence the model is meant for.
 
     linear and dynamic stretch `max_position_embeddings`; yarn stretches the original length (which
     may be what max_position_embeddings still says); llama3's is already in
     `max_position_embeddings`.
     """
-    positions, scaling = _positions(data), _scaling(data, "")
-    kind, factor = _kind(scaling), float(scaling.get("factor") or 1.0)
+    positions, scaling = _positions(data, source), _scaling(data, source)
+    kind, factor = _kind(scaling), number(scaling, "factor", 1.0, source)
     if kind in ("linear", "dynamic"):
         return int(positions * factor)
     if kind == "yarn":
-        return max(positions, int(_original(scaling, data) * factor))
+        return max(positions, int(_original(scaling, data, source) * factor))
     return positions
 
 
 def _scaling(data: Json, source: str) -> Json:
     """The scaling object: `rope_parameters` (transformers 5, theta inside) or `rope_scaling`."""
-    scaling = data.get("rope_parameters") or data.get("rope_scaling") or {}
+    scaling = section(data, "rope_parameters", source) or section(data, "rope_scaling", source)
     nested = [value for value in scaling.values() if isinstance(value, Mapping)]
     if not nested:
         return scaling
@@ -94,12 +99,11 @@ def _kind(scaling: Json) -> str:
     return "none" if kind == "default" else kind
 
 
-def _original(scaling: Json, data: Json) -> int:
-    original = scaling.get("original_max_position_embeddings") or data.get(
-        "original_max_position_embeddings"
-    )
-    return int(original or _positions(data))
+def _original(scaling: Json, data: Json, source: str) -> int:
+    key = "original_max_position_embeddings"
+    original = count(data, key, _positions(data, source), source)
+    return count(scaling, key, original, source)
 
 
-def _positions(data: Json) -> int:
-    return int(data.get("max_position_embeddings") or DEFAULT_MAX_POSITIONS)
+def _positions(data: Json, source: str) -> int:
+    return count(data, "max_position_embeddings", DEFAULT_MAX_POSITIONS, source)
