@@ -39,6 +39,7 @@ def test_shape_of_an_answer(served: Live) -> None:
 
 
 def test_chat_03_the_template_is_not_given_a_second_bos(served: Live) -> None:
+    """CHAT-03."""
     rendered = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     expected = len(tokenizer().encode(rendered, add_special_tokens=False))
     assert num_prompt_tokens(served, HELLO) == expected
@@ -48,7 +49,7 @@ def test_content_parts_read_like_a_string(served: Live) -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
     assert num_prompt_tokens(served, parts) == num_prompt_tokens(served, HELLO)
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]
-    assert refused(served, messages=image)["param"] == "messages"
+    assert refused(served, messages=image)["param"] == "messages[0].content[0]"
 
 
 def test_developer_is_system(served: Live) -> None:
@@ -59,6 +60,7 @@ def test_developer_is_system(served: Live) -> None:
 
 
 def test_lim_01_chat_without_a_limit_uses_the_room(served: Live) -> None:
+    """LIM-01."""
     answer = served.chat(ignore_eos=True, temperature=0)
     assert answer["usage"]["total_tokens"] == 512
     newer = served.chat(ignore_eos=True, max_completion_tokens=3, max_tokens=9)
@@ -84,6 +86,7 @@ def test_add_generation_prompt_off(served: Live) -> None:
 
 
 def test_log_01_chat_logprobs(served: Live) -> None:
+    """LOG-01."""
     served.runner.says("ab")
     for body in ({}, {"top_logprobs": None}, {"top_logprobs": 0}):
         entries = served.chat(logprobs=True, max_tokens=2, **body)["choices"][0]["logprobs"][
@@ -101,6 +104,7 @@ def test_log_01_chat_logprobs(served: Live) -> None:
 
 
 def test_log_04_bytes_join_up_to_the_text(served: Live) -> None:
+    """LOG-04."""
     served.runner.says("“naïve” 😀")
     choice = served.chat(logprobs=True, top_logprobs=2)["choices"][0]
     entries = choice["logprobs"]["content"]
@@ -128,12 +132,14 @@ def test_log_04_bytes_join_up_to_the_text(served: Live) -> None:
     ],
 )
 def test_lim_05_messages_of_the_wrong_kind(served: Live, messages: Any) -> None:
+    """LIM-05."""
     assert (refused(served, messages=messages)["param"] or "").startswith("messages")
 
 
 def test_chat_10_unknown_fields_are_ignored_with_one_log_line(
     served: Live, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """CHAT-10."""
     body = {
         "user": "me",
         "metadata": {"a": "b"},
@@ -167,16 +173,19 @@ def test_chat_10_unknown_fields_are_ignored_with_one_log_line(
     ],
 )
 def test_gd_11_what_is_not_served_is_refused_by_name(served: Live, body: dict[str, Any]) -> None:
+    """GD-11."""
     assert refused(served, **body)["param"] == next(iter(body))
     assert refused(served, stream=True, **body)["param"] == next(iter(body))
 
 
 def test_chat_08_template_variables_cannot_replace_the_conversation(served: Live) -> None:
+    """CHAT-08."""
     error = refused(served, chat_template_kwargs={"messages": []})
     assert error["param"] == "chat_template_kwargs"
 
 
 def test_chat_01_a_template_set_by_the_operator(tmp_path: Any) -> None:
+    """CHAT-01."""
     path = tmp_path / "t.jinja"
     path.write_text("{% for m in messages %}{{ m.content }}{% endfor %}{{ mood }}")
     with live(make_engine(model={"chat_template": str(path)})) as served:
@@ -187,6 +196,7 @@ def test_chat_01_a_template_set_by_the_operator(tmp_path: Any) -> None:
 
 
 def test_chat_07_template_errors_are_the_requests_fault() -> None:
+    """CHAT-07."""
     template = "{{ raise_exception('roles must alternate') }}"
     with live(make_engine(model={"chat_template": template})) as served:
         response = served.post(PATH, messages=HELLO)

@@ -52,6 +52,7 @@ def test_default_is_sixteen_tokens(served: Live) -> None:
     [("a b", 1), (["a", "b"], 2), ([65, 66], 1), ([[65, 66], [67]], 2), (["one"], 1), ([5], 1)],
 )
 def test_lim_04_every_form_of_prompt(served: Live, prompt: Any, count: int) -> None:
+    """LIM-04."""
     answer = served.complete(prompt, max_tokens=2, temperature=0)
     assert [choice["index"] for choice in answer["choices"]] == list(range(count))
 
@@ -66,6 +67,7 @@ def test_choices_of_several_prompts_are_numbered_by_prompt(served: Live) -> None
 
 @pytest.mark.parametrize("prompt", ["", [""], [], [[]], None, ["a", ""]])
 def test_lim_03_empty_prompts_are_refused(served: Live, prompt: Any) -> None:
+    """LIM-03."""
     assert refused(served, prompt=prompt)["param"] == "prompt"
 
 
@@ -73,10 +75,12 @@ def test_lim_03_empty_prompts_are_refused(served: Live, prompt: Any) -> None:
     "prompt", [[0, 10**7], [-1], [[1, 2], [512]], [1, "a"], [1.5], [True], {"a": 1}, 5, [[1], "a"]]
 )
 def test_lim_04_bad_token_ids_are_refused(served: Live, prompt: Any) -> None:
+    """LIM-04."""
     assert refused(served, prompt=prompt)["param"] == "prompt"
 
 
 def test_sam_07_choices(served: Live) -> None:
+    """SAM-07."""
     greedy = served.complete(n=3, temperature=0, max_tokens=5)
     assert len({choice["text"] for choice in greedy["choices"]}) == 1
     for n in (0, -1, 1.5, 100_000, "2", True):
@@ -87,6 +91,8 @@ def test_sam_07_choices(served: Live) -> None:
 
 
 def test_sam_06_unseeded_requests_differ_and_seeded_ones_do_not(served: Live) -> None:
+    """SAM-06."""
+
     def outputs(**body: Any) -> list[tuple[int, ...]]:
         answer = served.complete(max_tokens=9, ignore_eos=True, return_token_ids=True, **body)
         return [tuple(choice["token_ids"]) for choice in answer["choices"]]
@@ -139,10 +145,12 @@ def test_wrong_fields_are_named(served: Live, field: str, value: Any) -> None:
 
 
 def test_sam_08_min_tokens_above_max_tokens(served: Live) -> None:
+    """SAM-08."""
     assert refused(served, min_tokens=5, max_tokens=4)["param"] == "min_tokens"
 
 
 def test_sam_08_min_tokens_holds_against_eos_and_stop_strings(served: Live) -> None:
+    """SAM-08."""
     served.runner.says("ab")
     answer = served.complete(min_tokens=20, max_tokens=20, stop=["b"])
     assert answer["usage"]["completion_tokens"] == 20
@@ -150,6 +158,7 @@ def test_sam_08_min_tokens_holds_against_eos_and_stop_strings(served: Live) -> N
 
 @pytest.mark.parametrize("raw", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_sam_04_numbers_that_are_none(served: Live, raw: str) -> None:
+    """SAM-04."""
     for field in ("temperature", "presence_penalty"):
         body = f'{{"prompt": "a", "{field}": {raw}}}'
         response = served.client.post(
@@ -160,6 +169,7 @@ def test_sam_04_numbers_that_are_none(served: Live, raw: str) -> None:
 
 
 def test_sam_04_nan_logits_fail_that_request_alone(served: Live) -> None:
+    """SAM-04."""
     served.runner.nan_token = 65
     response = served.post(PATH, prompt=[65], max_tokens=5)
     assert response.status_code == 500
@@ -168,6 +178,7 @@ def test_sam_04_nan_logits_fail_that_request_alone(served: Live) -> None:
 
 
 def test_sam_10_str_10_special_token_as_stop_string(served: Live) -> None:
+    """SAM-10, STR-10."""
     served.runner.script = [65, 66, 1, 67]  # 1 is <|im_start|>, not an EOS
     answer = served.complete(max_tokens=10, stop=["<|im_start|>"])
     assert answer["choices"][0]["finish_reason"] == "stop"
@@ -176,6 +187,7 @@ def test_sam_10_str_10_special_token_as_stop_string(served: Live) -> None:
 
 
 def test_str_06_stop_inside_a_token(served: Live) -> None:
+    """STR-06."""
     served.runner.says("the other")
     assert served.complete(stop="e", max_tokens=20)["choices"][0]["text"] == "th"
     included = served.complete(stop="e", max_tokens=20, include_stop_str_in_output=True)
@@ -183,6 +195,7 @@ def test_str_06_stop_inside_a_token(served: Live) -> None:
 
 
 def test_log_02_logprobs_zero_is_not_none(served: Live) -> None:
+    """LOG-02."""
     served.runner.says("ab")
     none = served.complete(max_tokens=2, logprobs=None)["choices"][0]["logprobs"]
     assert none is None
@@ -195,6 +208,7 @@ def test_log_02_logprobs_zero_is_not_none(served: Live) -> None:
 
 
 def test_log_04_parts_of_characters_can_be_told_apart(served: Live) -> None:
+    """LOG-04."""
     served.runner.says("😀")
     logprobs = served.complete(max_tokens=10, logprobs=1)["choices"][0]["logprobs"]
     parts = logprobs["tokens"][:-1]
@@ -203,6 +217,7 @@ def test_log_04_parts_of_characters_can_be_told_apart(served: Live) -> None:
 
 
 def test_log_06_echo_joins_up(served: Live) -> None:
+    """LOG-06."""
     answer = served.complete(
         "\n1. Carol has 20", echo=True, logprobs=1, max_tokens=5, temperature=0, ignore_eos=True
     )
@@ -220,6 +235,7 @@ def test_log_06_echo_joins_up(served: Live) -> None:
 
 @pytest.mark.parametrize("prompt", ["Your answer: Yes", "Y"])
 def test_log_07_scoring_without_generating(served: Live, prompt: str) -> None:
+    """LOG-07."""
     answer = served.complete(prompt, max_tokens=0, echo=True, logprobs=1)
     choice = answer["choices"][0]
     assert choice["text"] == prompt
@@ -232,6 +248,7 @@ def test_log_07_scoring_without_generating(served: Live, prompt: str) -> None:
 
 
 def test_log_08_prompt_logprobs_ignore_the_prefix_cache(served: Live) -> None:
+    """LOG-08."""
     body = {"echo": True, "logprobs": 3, "max_tokens": 1, "temperature": 0}
     first = served.complete("the quick brown fox jumps over it", **body)
     second = served.complete("the quick brown fox jumps over it", **body)
@@ -240,6 +257,7 @@ def test_log_08_prompt_logprobs_ignore_the_prefix_cache(served: Live) -> None:
 
 
 def test_str_16_first_token_is_the_stop(served: Live) -> None:
+    """STR-16."""
     served.runner.says("\nmore")
     answer = served.complete("Q: hello world \nA: ", stop=["\n"], max_tokens=10, logprobs=10)
     choice = answer["choices"][0]
@@ -256,6 +274,7 @@ def test_cached_prefix_is_reported(served: Live) -> None:
 
 
 def test_lim_01_context_messages_name_the_numbers(served: Live) -> None:
+    """LIM-01."""
     for prompt, max_tokens in (([65] * 8, 505), ([65] * 513, 1), ([65] * 512, None)):
         error = refused(served, prompt=prompt, max_tokens=max_tokens)
         assert error["code"] == "context_length_exceeded"
@@ -266,17 +285,20 @@ def test_lim_01_context_messages_name_the_numbers(served: Live) -> None:
 
 
 def test_lim_02_prompt_longer_than_a_step_is_chunked(served: Live) -> None:
+    """LIM-02."""
     served.runner.says("good")
     assert served.complete([70] * 300, max_tokens=20)["choices"][0]["text"] == "good"
 
 
 def test_lim_09_ends_at_the_context(served: Live) -> None:
+    """LIM-09."""
     chat = served.chat("go on", ignore_eos=True, temperature=0)
     assert chat["usage"]["total_tokens"] == 512
     assert chat["choices"][0]["finish_reason"] == "length"
 
 
 def test_lim_12_truncation_only_on_request(served: Live) -> None:
+    """LIM-12."""
     answer = served.complete([65] * 600, truncate_prompt_tokens=10, max_tokens=1)
     assert answer["usage"]["prompt_tokens"] == 10
 
@@ -291,6 +313,7 @@ def test_pool_smaller_than_the_context() -> None:
 
 
 def test_chat_12_models(served: Live) -> None:
+    """CHAT-12."""
     listed = ok(served.client.get("/v1/models"))
     (model,) = listed["data"]
     assert listed["object"] == "list"
@@ -313,6 +336,7 @@ def test_served_names_may_hold_slashes() -> None:
 
 
 def test_load_03_model_defaults_fill_only_what_is_left_out() -> None:
+    """LOAD-03."""
     engine = make_engine(model={"override_generation_config": {"max_tokens": 3}})
     with live(engine) as served:
         served.runner.says("x" * 30)

@@ -33,6 +33,7 @@ def is_error(response: httpx.Response, status: int) -> dict[str, Any]:
     [b"[]", b"5", b"{:", b"", b"null", b'"a"', b"{", b"\xff\xfe", b'{"prompt": "\\ud800"}', b"{}"],
 )
 def test_lim_05_bodies_that_are_no_request(served: Live, path: str, body: bytes) -> None:
+    """LIM-05."""
     error = is_error(served.client.post(path, content=body, headers=JSON), 400)
     assert error["type"] == "invalid_request_error"
     served.complete(max_tokens=1)
@@ -46,6 +47,8 @@ def test_deeply_nested_body(served: Live, path: str) -> None:
 
 
 def test_http_01_chunked_body(served: Live) -> None:
+    """HTTP-01."""
+
     def pieces() -> Iterator[bytes]:
         yield b'{"prompt": "he'
         yield b'llo", "max_tokens": 1}'
@@ -56,6 +59,7 @@ def test_http_01_chunked_body(served: Live) -> None:
 
 
 def test_http_01_body_without_a_length(served: Live) -> None:
+    """HTTP-01."""
     host, _, port = served.base_url.removeprefix("http://").partition(":")
     connection = http.client.HTTPConnection(host, int(port), timeout=5)
     connection.putrequest("POST", ROUTES[0])
@@ -67,6 +71,7 @@ def test_http_01_body_without_a_length(served: Live) -> None:
 
 @pytest.mark.parametrize("is_chunked", [False, True])
 def test_http_01_body_above_the_limit(is_chunked: bool) -> None:
+    """HTTP-01."""
     engine = make_engine(server={"max_body_size": "64KiB"})
     with live(engine) as served:
         big = json.dumps({"prompt": "x" * 100_000}).encode()
@@ -77,6 +82,7 @@ def test_http_01_body_above_the_limit(is_chunked: bool) -> None:
 
 
 def test_http_01_methods_and_unknown_routes(served: Live) -> None:
+    """HTTP-01."""
     for path in ROUTES:
         is_error(served.client.get(path), 405)
     is_error(served.client.get("/nope"), 404)
@@ -101,6 +107,7 @@ def test_content_type_with_a_charset(served: Live) -> None:
 
 
 def test_con_17_request_ids_come_back_and_may_repeat(served: Live) -> None:
+    """CON-17."""
     for _ in range(2):
         response = served.client.post(
             ROUTES[0], json={"prompt": "x", "max_tokens": 1}, headers={"X-Request-Id": "a"}

@@ -34,6 +34,7 @@ def running(served: Live) -> int:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_con_01_con_02_leaving_frees_at_once(served: Live, stream: bool) -> None:
+    """CON-01, CON-02."""
     served.runner.gate.clear()
     connection = open_request(served, max_tokens=500, stream=stream)
     wait_for(lambda: served.runner.steps > 0 and served.bridge.num_open == 1)
@@ -47,6 +48,7 @@ def test_con_01_con_02_leaving_frees_at_once(served: Live, stream: bool) -> None
 
 
 def test_con_01_leaving_a_stream_that_is_being_read(served: Live) -> None:
+    """CON-01."""
     body = {"prompt": "x", "max_tokens": 500, "ignore_eos": True, "stream": True}
     with served.client.stream("POST", PATH, json=body) as response:
         lines = response.iter_lines()
@@ -56,6 +58,7 @@ def test_con_01_leaving_a_stream_that_is_being_read(served: Live) -> None:
 
 
 def test_con_03_a_queued_request_whose_client_left_never_runs() -> None:
+    """CON-03."""
     engine = make_engine(scheduler={"max_num_seqs": 1})
     with live(engine) as served:
         served.runner.gate.clear()
@@ -78,6 +81,7 @@ def test_con_03_a_queued_request_whose_client_left_never_runs() -> None:
 
 
 def test_con_04_leaving_in_the_middle_of_a_prompt() -> None:
+    """CON-04."""
     engine = make_engine(scheduler={"max_num_batched_tokens": 16})
     with live(engine) as served:
         served.runner.gate.clear()
@@ -161,6 +165,7 @@ def test_priority_goes_first_in_the_queue() -> None:
 
 
 def test_con_11_an_urgent_request_reaches_a_busy_engine() -> None:
+    """CON-11."""
     engine = make_engine(scheduler={"max_num_seqs": 1, "policy": "priority"})
     with live(engine) as served:
         served.runner.gate.clear()
@@ -201,6 +206,7 @@ def test_time_out_while_queued() -> None:
 
 
 def test_con_15_a_dead_engine_fails_every_request_and_health() -> None:
+    """CON-15."""
     with live(make_engine(), check_idle=False) as served:
         served.runner.gate.clear()
         opened = [open_request(served, max_tokens=50, stream=i % 2 == 0) for i in range(4)]
@@ -313,6 +319,7 @@ def test_many_clients_of_which_a_third_leave(served: Live) -> None:
 
 
 def test_con_19_an_idle_engine_sleeps(served: Live) -> None:
+    """CON-19."""
     served.complete(max_tokens=3)
     engine_thread = next(t for t in threading.enumerate() if t.name == "tinyserve-engine")
     assert engine_thread.is_alive()

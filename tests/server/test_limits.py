@@ -76,6 +76,7 @@ BOTH: list[tuple[str, dict[str, Any]]] = [
 def test_sam_10_mem_05_limits_of_both_routes(
     served: Live, field: str, body: dict[str, Any]
 ) -> None:
+    """SAM-10, MEM-05."""
     assert refused(served, COMPLETIONS, prompt="x", **body)["param"] == field
     assert refused(served, CHAT, **CHAT_BODY, **body)["param"] == field
     served.complete(max_tokens=1)
@@ -100,11 +101,13 @@ def test_sam_10_mem_05_limits_of_both_routes(
     ],
 )
 def test_sam_07_limits_of_completions(served: Live, field: str, body: dict[str, Any]) -> None:
+    """SAM-07."""
     assert refused(served, COMPLETIONS, **{"prompt": "x", **body})["param"] == field
     served.complete(max_tokens=1)
 
 
 def test_log_01_limits_of_top_logprobs(served: Live) -> None:
+    """LOG-01."""
     for value in (-1, 21):
         error = refused(served, CHAT, **CHAT_BODY, logprobs=True, top_logprobs=value)
         assert error["param"] == "top_logprobs"
@@ -123,6 +126,7 @@ def test_values_at_the_limits_are_served(served: Live) -> None:
 
 
 def test_mem_05_logprobs_that_would_have_to_be_kept_are_bounded(served: Live) -> None:
+    """MEM-05."""
     long = [65] * 400
     error = refused(served, COMPLETIONS, prompt=[long] * 300, prompt_logprobs=20, max_tokens=1)
     assert error["param"] == "prompt_logprobs"

@@ -273,6 +273,7 @@ def test_structured_output(plain: Live) -> None:
     schema = {"enum": ["yes"]}
     config = {"effort": "low", "format": {"type": "json_schema", "schema": schema}}
     assert message(plain, output_config=config)["content"][0]["text"] == '"yes"'
+    assert message(plain, output_format=config["format"])["content"][0]["text"] == '"yes"'
     config["format"] = {"type": "json_schema", "schema": {"type": "nonsense"}}
     error = refused(plain, output_config=config)
     assert error["message"].startswith("output_config.format: ")

@@ -77,6 +77,7 @@ SHARED = {
 def test_log_10_str_15_completion_streams_equal_whole_answers(
     served: Live, body: dict[str, Any], prompt: Any, echo: bool, logprobs: int | None
 ) -> None:
+    """LOG-10, LOG-13, STR-15."""
     body = {**body, "prompt": prompt, "echo": echo, "logprobs": logprobs, "return_token_ids": True}
     answer = ok(served.post(COMPLETIONS, **body))
     chunks = served.stream(COMPLETIONS, **body, stream_options={"include_usage": True})
@@ -90,6 +91,7 @@ def test_log_10_str_15_completion_streams_equal_whole_answers(
 def test_log_10_str_15_chat_streams_equal_whole_answers(
     served: Live, body: dict[str, Any], top: int | None
 ) -> None:
+    """LOG-10, STR-15."""
     body = {**body, "messages": HELLO, "return_token_ids": True}
     if top is not None:
         body |= {"logprobs": True, "top_logprobs": top}
@@ -99,6 +101,7 @@ def test_log_10_str_15_chat_streams_equal_whole_answers(
 
 
 def test_log_13_echo_with_several_prompts_and_no_tokens(served: Live) -> None:
+    """LOG-13."""
     body = {"prompt": ["Warsaw is", "so"], "n": 2, "max_tokens": 0, "echo": True, "logprobs": 1}
     chunks = served.stream(COMPLETIONS, **body)
     answer = ok(served.post(COMPLETIONS, **body))
@@ -110,6 +113,7 @@ def test_log_13_echo_with_several_prompts_and_no_tokens(served: Live) -> None:
 
 @pytest.mark.parametrize("text", ["ďábel 日本 😀!", "😀", "é" * 5])
 def test_str_01_characters_are_never_cut(served: Live, text: str) -> None:
+    """STR-01."""
     served.runner.says(text)
     chunks = served.stream(COMPLETIONS, prompt="x", max_tokens=60)
     texts = [chunk["choices"][0]["text"] for chunk in chunks]
@@ -118,6 +122,7 @@ def test_str_01_characters_are_never_cut(served: Live, text: str) -> None:
 
 
 def test_str_02_ends_inside_a_character(served: Live) -> None:
+    """STR-02."""
     served.runner.says("😀")
     body = {"prompt": "x", "max_tokens": 1}
     answer = ok(served.post(COMPLETIONS, **body))
@@ -129,6 +134,7 @@ def test_str_02_ends_inside_a_character(served: Live) -> None:
 
 
 def test_str_03_invalid_bytes_are_valid_json(served: Live) -> None:
+    """STR-03."""
     (byte_ff,) = (i for i in range(512) if tokenizer().token_bytes(i) == b"\xff")
     served.runner.script = [byte_ff] * 3
     answer = served.complete(max_tokens=3, logprobs=1)
@@ -136,6 +142,7 @@ def test_str_03_invalid_bytes_are_valid_json(served: Live) -> None:
 
 
 def test_str_05_nothing_of_a_stop_string_leaks(served: Live) -> None:
+    """STR-05."""
     served.runner.says("DEFGHIJKLM")
     chunks = served.stream(
         COMPLETIONS, prompt="the alphabet: ABC", stop=["DEFGHIJ"], max_tokens=40, logprobs=1
@@ -146,18 +153,22 @@ def test_str_05_nothing_of_a_stop_string_leaks(served: Live) -> None:
 
 
 def test_str_05_held_text_comes_as_soon_as_it_cannot_match(served: Live) -> None:
+    """STR-05."""
     served.runner.says("DEFG-")
     chunks = served.stream(COMPLETIONS, prompt="x", stop=["DEFGH"], max_tokens=5)
     assert [c["choices"][0]["text"] for c in chunks] == ["DEFG-"]
 
 
 def test_str_18_text_does_not_wait_for_spaces(served: Live) -> None:
+    """STR-18."""
     served.runner.says("aHR0cHM6Ly9")
     chunks = served.stream(COMPLETIONS, prompt="x", max_tokens=30)
     assert len([c for c in chunks if c["choices"][0]["text"]]) > 8
 
 
 def test_str_11_usage_only_when_asked_for(served: Live) -> None:
+    """STR-11."""
+
     def stream(**options: Any) -> list[dict[str, Any]]:
         return served.stream(CHAT, messages=HELLO, max_tokens=3, ignore_eos=True, **options)
 
@@ -176,6 +187,7 @@ def test_str_11_usage_only_when_asked_for(served: Live) -> None:
 
 
 def test_str_13_one_finish_reason_for_each_choice(served: Live) -> None:
+    """STR-13."""
     for body in ({"max_tokens": 1}, {"max_tokens": 0}, {"n": 3, "max_tokens": 9}):
         chunks = served.stream(COMPLETIONS, prompt="x", **body)
         reasons = [c["choices"][0]["finish_reason"] for c in chunks]
@@ -186,6 +198,7 @@ def test_str_13_one_finish_reason_for_each_choice(served: Live) -> None:
 
 
 def test_str_14_role_comes_first_and_once(served: Live) -> None:
+    """STR-14."""
     chunks = served.stream(CHAT, messages=HELLO, n=2, max_tokens=5, ignore_eos=True)
     seen: dict[int, list[dict[str, Any]]] = {}
     for chunk in chunks:
@@ -198,12 +211,14 @@ def test_str_14_role_comes_first_and_once(served: Live) -> None:
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_str_19_one_identity_for_each_response(served: Live, path: str) -> None:
+    """STR-19."""
     chunks = served.stream(path, prompt="x", messages=HELLO, n=3, max_tokens=6)
     for key in ("id", "created", "model", "object", "system_fingerprint"):
         assert len({chunk[key] for chunk in chunks}) == 1
 
 
 def test_str_17_no_stream_unless_it_is_true(served: Live) -> None:
+    """STR-17."""
     for body in ({"stream": False}, {"stream": None}, {}):
         response = served.post(CHAT, messages=HELLO, max_tokens=1, **body)
         assert response.headers["content-type"] == "application/json"
@@ -211,6 +226,7 @@ def test_str_17_no_stream_unless_it_is_true(served: Live) -> None:
 
 
 def test_http_03_headers(served: Live) -> None:
+    """HTTP-03."""
     response = served.post(COMPLETIONS, prompt="x", stream=True)
     assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
     assert response.headers["cache-control"] == "no-cache"
@@ -219,6 +235,7 @@ def test_http_03_headers(served: Live) -> None:
 
 
 def test_http_03_pings_while_nothing_comes(served: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HTTP-03."""
     monkeypatch.setattr(session_module, "PING_INTERVAL_S", 0.02)
     served.runner.says("ab")
     served.runner.gate.clear()
@@ -233,6 +250,7 @@ def test_http_03_pings_while_nothing_comes(served: Live, monkeypatch: pytest.Mon
 
 
 def test_http_02_an_error_in_the_middle_is_no_silent_end() -> None:
+    """HTTP-02."""
     engine = make_engine()
     with live(engine, check_idle=False) as served:
         served.runner.says("a" * 100)

@@ -152,7 +152,7 @@ def test_bad_messages_are_named(messages: Any) -> None:
     """CHAT-07: unknown roles and contents that no text model can read."""
     with pytest.raises(RequestError, match="messages") as caught:
         ChatTemplate(CHATML).render(messages)
-    assert caught.value.param == "messages"
+    assert (caught.value.param or "").startswith("messages")
 
 
 def test_text_parts_become_one_string() -> None:

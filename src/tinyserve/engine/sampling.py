@@ -148,9 +148,17 @@ def _normalise(p: SamplingParams) -> None:
     if p.top_k == -1:
         put("top_k", 0)
     try:
-        put("logit_bias", {int(k): float(v) for k, v in (p.logit_bias or {}).items()})
+        put("logit_bias", {_token_id(k): float(v) for k, v in (p.logit_bias or {}).items()})
     except (TypeError, ValueError, AttributeError):
         raise RequestError("logit_bias maps token ids to numbers", param="logit_bias") from None
+
+
+def _token_id(key: int | str) -> int:
+    """An id as JSON can name it; what else Python reads as a number ("1_0", " 5") is none."""
+    number = int(key)
+    if str(number) != str(key):
+        raise ValueError(key)
+    return number
 
 
 def _check_ranges(p: SamplingParams) -> None:

@@ -14,6 +14,7 @@ from tinyserve.server.chat_context import ChatContext
 from tinyserve.server.protocol import ChatRequest
 from tinyserve.server.shapes import Identity
 from tinyserve.text.message_format import thinking_after
+from tinyserve.text.template import content_text
 from tinyserve.text.tool_use import ToolUse, read_tool_use
 
 
@@ -67,8 +68,7 @@ def chat_context(
     intake, tools = engine.intake, tool_use(engine, body)
     echo = ""
     if body.echo and body.continue_final_message:
-        last = body.messages[-1].content
-        echo = last if isinstance(last, str) else ""
+        echo = content_text(body.messages[-1].content, may_be_null=True)
     thinking = None
     if intake.message_format.reads_thinking or (tools is not None and tools.is_forced):
         prompt = intake.tokenizer.decode(ids, skip_special_tokens=False)

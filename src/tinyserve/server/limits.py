@@ -45,9 +45,11 @@ def check_limits(
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream: true", param="stream_options")
     keep = body.truncate_prompt_tokens
-    if keep is not None and keep < 1:
+    if keep is not None and keep != -1 and keep < 1:
         raise RequestError(
-            f"truncate_prompt_tokens must be at least 1, got {keep}", param="truncate_prompt_tokens"
+            "truncate_prompt_tokens must be at least 1, or -1 for as many as there is room for, "
+            f"got {keep}",
+            param="truncate_prompt_tokens",
         )
     if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_SALT_LENGTH:
         raise RequestError(

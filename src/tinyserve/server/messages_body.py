@@ -36,6 +36,7 @@ class CountRequest(BaseModel):
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
+    output_format: dict[str, Any] | None = None  # what output_config.format was called in the beta
 
 
 class MessagesRequest(CountRequest):
@@ -140,9 +141,11 @@ def thinks(value: Any) -> bool | None:
     return kind != "disabled"
 
 
-def response_format(value: Any) -> dict[str, Any] | None:
-    """`output_config.format` as the chat API's `response_format`."""
-    node = Node(value or {}, "output_config").get("format")
+def response_format(body: CountRequest) -> dict[str, Any] | None:
+    """`output_config.format`, or `output_format`, as the chat API's `response_format`."""
+    node = Node(body.output_config or {}, "output_config").get("format")
+    if node.value is None:
+        node = Node(body.output_format, "output_format")
     if node.value is None:
         return None
     node.get("type").one_of(("json_schema",))

@@ -43,6 +43,4 @@ def in_dialect(told: HTTPFailure, path: str) -> HTTPFailure:
 
 def prompt_too_long(num_tokens: int, limit: int) -> ContextLengthError:
     """In the words that make Claude Code shorten its conversation."""
-    return ContextLengthError(
-        f"prompt is too long: {num_tokens} tokens > {limit - 1} maximum"
-    )
+    return ContextLengthError(f"prompt is too long: {num_tokens} tokens > {limit - 1} maximum")

@@ -149,5 +149,5 @@ BOUNDS: Mapping[str, tuple[float, float]] = {
     "top_logprobs": (0, MAX_LOGPROBS),
     "logprobs": (0, MAX_LOGPROBS),
     "priority": (1 - MAX_PRIORITY, MAX_PRIORITY - 1),
-    "truncate_prompt_tokens": (1, 2**31 - 1),
+    "truncate_prompt_tokens": (-1, 2**31 - 1),
 }

@@ -235,7 +235,7 @@ class Service:
         for i, (ids, echo) in enumerate(zip(*prompts, strict=True)):
             request = self.engine.intake.request(
                 f"{group}-{i}",
-                _truncated(ids, body.truncate_prompt_tokens),
+                self._kept(ids, body, params),
                 params,
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
@@ -270,12 +270,20 @@ class Service:
     ) -> str:
         if not body.echo:
             return ""
-        kept = _truncated(ids, body.truncate_prompt_tokens)
+        kept = self._kept(ids, body, params)
         if isinstance(prompt, str) and len(kept) == len(ids):
             return prompt
         return self.engine.intake.tokenizer.decode(
             kept, skip_special_tokens=params.skip_special_tokens
         )
+
+    def _kept(self, ids: list[int], body: GenerationRequest, params: SamplingParams) -> list[int]:
+        """The prompt, or its end where the client has asked for that (-1: what leaves room)."""
+        keep = body.truncate_prompt_tokens
+        if keep == -1:
+            wanted = params.max_tokens if params.max_tokens is not None else params.min_tokens or 1
+            keep = max(1, self.room - wanted)
+        return ids if keep is None else ids[-keep:]
 
     def _identity(self, prefix: str, model: str) -> Identity:
         return Identity(
@@ -295,10 +303,6 @@ class Service:
         if message not in self._notes and len(self._notes) < 1000:
             self._notes.add(message)
             logger.info("%s (said once)", message)
-
-
-def _truncated(ids: list[int], keep: int | None) -> list[int]:
-    return ids if keep is None else ids[-keep:]
 
 
 def _size(body: ChatRequest) -> int:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _RENAMED_ROLES = {"developer": "system", "function": "tool"}
-TEXT_PARTS = ("text", "input_text", "output_text")
+TEXT_PARTS = ("text", "input_text", "output_text", "refusal")
 _RESERVED = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 )
@@ -202,11 +202,12 @@ def read_chat_template(value: str) -> str:
 
 def _normalise(message: Any, where: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise RequestError(f"{where} must be an object", param="messages")
+        raise RequestError(f"{where} must be an object", param=where)
     role = message.get("role")
     if role not in ROLES:
         raise RequestError(
-            f"{where}.role must be one of {', '.join(ROLES)}, not {role!r}", param="messages"
+            f"{where}.role must be one of {', '.join(ROLES)}, not {role!r:.100}",
+            param=f"{where}.role",
         )
     result = dict(message)
     result["role"] = _RENAMED_ROLES.get(role, role)
@@ -215,10 +216,12 @@ def _normalise(message: Any, where: str) -> dict[str, Any]:
     if not calls and function_call:
         calls = [{"type": "function", "function": function_call}]
     has_calls = role == "assistant" and bool(calls)
-    result["content"] = _content(message.get("content"), where, has_calls)
+    result["content"] = content_text(
+        message.get("content"), f"{where}.content", may_be_null=has_calls
+    )
     if calls:
         if not isinstance(calls, (list, tuple)):
-            raise RequestError(f"{where}.tool_calls must be a list", param="messages")
+            raise RequestError(f"{where}.tool_calls must be a list", param=f"{where}.tool_calls")
         result["tool_calls"] = [
             _with_parsed_arguments(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)
         ]
@@ -229,16 +232,15 @@ def _normalise(message: Any, where: str) -> dict[str, Any]:
     return result
 
 
-def _content(content: Any, where: str, may_be_null: bool) -> str:
+def content_text(content: Any, where: str = "content", *, may_be_null: bool = False) -> str:
+    """The text of a message's content, as templates see it. Raises RequestError naming the part."""
     if isinstance(content, str):
         return content
     if content is None and may_be_null:
         return ""
     if not isinstance(content, (list, tuple)):
-        raise RequestError(
-            f"{where}.content must be a string or a list of text parts", param="messages"
-        )
-    return "\n".join(_part(part, f"{where}.content[{i}]") for i, part in enumerate(content))
+        raise RequestError(f"{where} must be a string or a list of text parts", param=where)
+    return "\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
 
 
 def _part(part: Any, where: str) -> str:
@@ -247,21 +249,22 @@ def _part(part: Any, where: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind not in TEXT_PARTS:
         raise RequestError(
-            f"{where} has type {kind!r}; this model reads only text", param="messages"
+            f"{where} has type {kind!r:.100}; this model reads only text", param=where
         )
-    text = part.get("text")
+    field = "refusal" if kind == "refusal" else "text"
+    text = part.get(field)
     if not isinstance(text, str):
-        raise RequestError(f"{where}.text must be a string", param="messages")
+        raise RequestError(f"{where}.{field} must be a string", param=f"{where}.{field}")
     return text
 
 
 def _with_parsed_arguments(call: Any, where: str) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, Mapping) else None
     if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise RequestError(f"{where}.function must be an object with a name", param="messages")
+        raise RequestError(f"{where}.function must be an object with a name", param=where)
     arguments = function.get("arguments", "")
     if arguments is not None and not isinstance(arguments, (str, Mapping)):
-        raise RequestError(f"{where}.function.arguments must be a string of JSON", param="messages")
+        raise RequestError(f"{where}.function.arguments must be a string of JSON", param=where)
     if not isinstance(arguments, Mapping):
         # What a model wrote need not be JSON; then the template gets it as it is (TOOL-05).
         with contextlib.suppress(ValueError, RecursionError):

@@ -59,7 +59,7 @@ async def _prepared(service: Service, body: MessagesRequest, client: str) -> Pre
         "temperature": body.temperature,
         "top_p": body.top_p,
         "top_k": body.top_k,
-        "response_format": messages_body.response_format(body.output_config),
+        "response_format": messages_body.response_format(body),
     }
     chat = as_chat_request({k: v for k, v in fields.items() if v is not None})
     fitted = await with_room_left(service, chat, prompt_too_long)
