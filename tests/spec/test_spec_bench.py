@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tinyserve.bench.spec_bench import cases_of, main, spec_parser
-from tinyserve.bench.spec_texts import WORKLOADS, random_ids, text
+from tinyserve.bench.spec_texts import WORKLOADS, conversation, random_ids, text
 
 
 def test_one_value_at_a_time_or_all_of_them() -> None:
@@ -26,8 +26,10 @@ def test_unknown_proposers_are_refused() -> None:
 
 
 def test_prompts_differ_by_number() -> None:
-    for workload in WORKLOADS[:3]:
-        assert len({text(workload, number) for number in range(12)}) >= 8
+    assert WORKLOADS == ("repetitive", "code", "chat", "random")
+    for workload in WORKLOADS[:2]:
+        assert len({text(workload, number) for number in range(12)}) == 12
+    assert len({repr(conversation(number)) for number in range(12)}) == 12
     assert random_ids(0, 1, 20, 300) != random_ids(1, 1, 20, 300)
 
 

@@ -150,6 +150,23 @@ def test_suffix_learns_from_past_outputs_of_all() -> None:
     assert drafts(proposer, later) == answer[12:20]
 
 
+def test_a_source_that_misleads_is_not_followed_for_long() -> None:
+    """Past outputs say 9 where this sequence says 5: after a few mistakes its own text counts."""
+    proposer = SuffixProposer(4)
+    for seq_id in (1, 2):
+        text = text_of([*range(60, 70), 1, 2, 3, 9, 9, 9, 9] * 2, seq_id)
+        drafts(proposer, text)
+        proposer.forget(text)
+    text = text_of([], 3)
+    guesses = []
+    for number in range(20):
+        text.token_ids += [number % 7 + 100, 68, 69, 1, 2, 3]
+        guesses.append(drafts(proposer, text, 4)[:1])
+        text.token_ids += [5, 5, 5, 5]
+    assert guesses[0] == [9]
+    assert guesses[10:] == [[5]] * 10
+
+
 def test_private_outputs_stay_private() -> None:
     """A request with a cache salt of its own leaves nothing behind for others."""
     proposer = SuffixProposer(8)
@@ -188,7 +205,7 @@ def test_forgetting_frees_and_never_fails(make: Any) -> None:
     drafts(proposer, text)
     proposer.forget(text)
     proposer.forget(text)
-    held = proposer._indexes if make is NgramProposer else proposer._own
+    held = proposer._indexes if make is NgramProposer else proposer._readers
     assert not held
 
 

@@ -5,9 +5,9 @@
 For each workload and proposer: one case at the first value of `--k`, `--temperatures` and
 `--streams`, and one more for every other value of each (`--full`: every combination); and, with
 `--control both`, the first also without the controller. Each case is measured `--repeat` times,
-plain and with drafts in turn, from the moment when every stream has its first token. A speed-up is
-the median over the rounds of (tokens a second with drafts / without). Outputs are compared: under
-coupled verification they must be the same. Proposers start afresh in each round.
+plain and with drafts in turn; a batch counts from when every stream has its first token. A speed-up
+is the median over the rounds of (tokens a second with drafts / without). Outputs are compared:
+under coupled verification they must be the same. Proposers start afresh in each round.
 """
 
 from __future__ import annotations
@@ -69,6 +69,9 @@ def spec_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--verification", choices=("coupled", "rejection"), default="coupled")
     parser.add_argument("--full", action="store_true", help="every combination")
+    parser.add_argument(
+        "--prompts", type=int, default=4, help="prompts of a measurement, in batches of --streams"
+    )
     parser.add_argument("--new", type=int, default=96, help="tokens decoded by each stream")
     parser.add_argument("--repeat", type=int, default=3, help="rounds; medians are reported")
     parser.add_argument("--plot", help="write a plot (needs matplotlib)")

@@ -1,7 +1,7 @@
 """Measuring one model with drafts and without: the engine room of `spec_bench`.
 
 Each measurement has an engine core, a KV-cache's bookkeeping and a proposer of its own over the one
-runner that was loaded.
+runner that was loaded. Its prompts run in batches of as many as there are streams.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tinyserve.bench.common import model_section
-from tinyserve.bench.spec_texts import random_ids, text
+from tinyserve.bench.spec_texts import conversation, random_ids, text
 from tinyserve.config import SpecConfig, TinyServeConfig
 from tinyserve.engine.build import Engine, build_engine
 from tinyserve.engine.core import EngineCore
@@ -108,54 +108,71 @@ class Bench:
             drafter=drafter,
             draw=make_draw(spec),
         )
-        outputs: dict[str, list[int]] = {}
-        for request in self._requests(case):
-            core.add_request(request)
-            outputs[request.request_id] = []
-        begin, before, steps_before = 0.0, 0, 0
-        while core.has_work():
-            for output in core.step():
-                outputs[output.request_id] += output.new_token_ids
-            if not begin and all(outputs.values()):
-                begin, before = time.perf_counter(), sum(map(len, outputs.values()))
-                steps_before = core.stats().num_steps
-        seconds = time.perf_counter() - begin
+        outputs: list[tuple[int, ...]] = []
+        num_tokens, num_steps, seconds = 0, 0, 0.0
+        for first in range(0, self._count(case), case.streams):
+            batch: dict[str, list[int]] = {}
+            for request in self._requests(case, first):
+                core.add_request(request)
+                batch[request.request_id] = []
+            begin = 0.0
+            while core.has_work():
+                for output in core.step():
+                    batch[output.request_id] += output.new_token_ids
+                if not begin and all(batch.values()):
+                    begin = time.perf_counter()
+                    num_tokens -= sum(map(len, batch.values()))
+                    num_steps -= core.stats().num_steps
+            seconds += time.perf_counter() - begin
+            num_tokens += sum(map(len, batch.values()))
+            num_steps += core.stats().num_steps
+            outputs += [tuple(tokens) for tokens in batch.values()]
         stats = core.stats()
         return Run(
-            tuple(tuple(tokens) for tokens in outputs.values()),
-            sum(map(len, outputs.values())) - before,
+            tuple(outputs),
+            num_tokens,
             seconds,
-            stats.num_steps - steps_before,
+            num_steps,
             stats.num_draft_tokens,
             stats.num_accepted_tokens,
         )
 
-    def _requests(self, case: Case) -> Iterator[EngineRequest]:
+    def _count(self, case: Case) -> int:
+        """How many requests a measurement has: whole batches of `streams`."""
+        num_prompts: int = self.args.prompts
+        return max(1, num_prompts // case.streams) * case.streams
+
+    def _requests(self, case: Case, first: int) -> Iterator[EngineRequest]:
         params = SamplingParams(
             temperature=case.temperature,
             max_tokens=self.args.new,
-            ignore_eos=True,
+            stop_token_ids=self._ends(case),
             seed=self.args.seed,
         )
-        for number in range(case.streams):
-            ids = self._prompt(case.workload, number)
+        for number in range(first, first + case.streams):
             yield EngineRequest(
                 request_id=str(number),
-                prompt_token_ids=ids,
+                prompt_token_ids=self._prompt(case.workload, number),
                 params=params,
                 arrival=float(number),
             )
 
+    def _ends(self, case: Case) -> tuple[int, ...]:
+        """Texts end where the model ends them, if there is sense in it."""
+        eos = self.engine.intake.tokenizer.eos_token_id
+        is_text = case.workload != "random" and self.args.model is not None
+        return (eos,) if is_text and eos is not None else ()
+
     def _prompt(self, workload: str, number: int) -> Sequence[int]:
-        """As a chat message where the model has a template for one."""
         intake = self.engine.intake
         if workload == "random":
             size = min(intake.limits.vocab_size, intake.tokenizer.vocab_size)
             return random_ids(number, self.args.seed, RANDOM_PROMPT, size)
-        prompt = text(workload, number)
-        if self.args.model is None:
-            return intake.encode(prompt)
-        return intake.encode_chat([{"role": "user", "content": prompt}])
+        if workload == "chat" and self.args.model is not None:
+            return intake.encode_chat(conversation(number))
+        if workload == "chat":
+            return intake.encode("\n".join(turn["content"] for turn in conversation(number)))
+        return intake.encode(text(workload, number))
 
     def _drafter(self, case: Case, plain: Run) -> Drafter:
         return Drafter(self._proposer(case, plain), AdaptiveController() if case.control else None)
@@ -165,7 +182,7 @@ class Bench:
         if case.proposer == "random":
             return RandomProposer(size, case.k, seed=self.args.seed)
         if case.proposer == "oracle":
-            prompts = [self._prompt(case.workload, number) for number in range(case.streams)]
+            prompts = [self._prompt(case.workload, number) for number in range(self._count(case))]
             futures = [[*a, *b] for a, b in zip(prompts, plain.outputs, strict=True)]
             return OracleProposer(futures, size, case.k)
         if case.proposer == "draft_model":

@@ -4,7 +4,8 @@ itself or in what earlier requests were answered. (Oliaro et al. 2024, arXiv 241
 A draft follows the automaton from the longest match, taking at each step the continuation that was
 seen most often. It is no longer than the match, and ends where its estimated chance to be accepted
 so far falls under MIN_CHANCE; so a long, unambiguous match gives a long draft and a short one a
-short draft. Of the two sources the one with more tokens to be expected is taken.
+short draft. Of the two sources the one is taken that promises more accepted tokens, promises being
+discounted by how the source's latest drafts for this sequence would have done.
 
 Past outputs are kept in two generations of at most half of `max_past` tokens: when the young one is
 full, it becomes the old one, and the old one is dropped. Outputs of private sequences are not kept.
@@ -13,6 +14,7 @@ full, it becomes the old one, and the old one is dropped. Outputs of private seq
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from tinyserve.spec.automaton import ROOT, SuffixAutomaton
@@ -22,6 +24,7 @@ MIN_MATCH = 2  # tokens; what follows a single token says too little
 MIN_CHANCE = 0.1
 WINDOW = 32  # tokens; how far back past outputs are matched
 MIN_OUTPUT = 8  # tokens; shorter outputs are not worth keeping
+KEPT_TRUST = 0.7  # what one judged draft leaves of older trust
 MAX_PAST = 1 << 15  # tokens; about 14 MB
 BREAK = -1  # stands between two past outputs
 
@@ -66,38 +69,74 @@ class PastOutputs:
         return found
 
 
+@dataclass(slots=True)
+class _Source:
+    """How well one source has done for a sequence lately, whether or not its draft was taken."""
+
+    trust: float = 1.0
+    draft: list[int] = field(default_factory=list)
+    begin: int = 0  # where the draft stood
+
+    def judge(self, tokens: Sequence[int]) -> None:
+        """Compare the latest draft with what has come."""
+        came = min(len(self.draft), len(tokens) - self.begin)
+        if came <= 0:
+            return
+        right = 0
+        while right < came and self.draft[right] == tokens[self.begin + right]:
+            right += 1
+        judged = min(right + 1, came)  # what comes after a wrong token says nothing
+        self.trust += (1 - KEPT_TRUST) * (right / judged - self.trust)
+        self.draft = []
+
+
+@dataclass(slots=True)
+class _Reader:
+    """What the proposer knows of one sequence."""
+
+    automaton: SuffixAutomaton = field(default_factory=SuffixAutomaton)
+    own: _Source = field(default_factory=_Source)
+    past: _Source = field(default_factory=_Source)
+
+
 class SuffixProposer:
     """Drafts from the sequence's own text and from past outputs. `max_past` 0: its own only."""
 
     def __init__(self, max_drafts: int, *, max_past: int = MAX_PAST) -> None:
         self.max_drafts = max_drafts
         self._past = PastOutputs(max_past)
-        self._own: dict[int, SuffixAutomaton] = {}
+        self._readers: dict[int, _Reader] = {}
 
     def propose(self, wanted: Sequence[tuple[Known, int]]) -> list[Draft]:
         return [Draft(self._next(seq, count)) for seq, count in wanted]
 
     def forget(self, seq: Known) -> None:
-        known = self._own.pop(seq.seq_id, None)
+        known = self._readers.pop(seq.seq_id, None)
         if known is not None and not seq.is_private:
             self._past.add(seq.output_ids)
 
     def memory_report(self) -> dict[str, Any]:
         """About what the automata occupy, in bytes."""
-        num_bytes = self._past.nbytes + sum(own.nbytes for own in self._own.values())
+        own = sum(reader.automaton.nbytes for reader in self._readers.values())
+        num_bytes = self._past.nbytes + own
         return {"drafts": {"reserved": num_bytes, "touched": num_bytes}}
 
     def _next(self, seq: Known, count: int) -> list[int]:
         tokens = seq.token_ids
-        own = self._own.get(seq.seq_id)
-        if own is None:
-            own = self._own[seq.seq_id] = SuffixAutomaton()
-        for position in range(own.num_tokens, len(tokens)):
-            own.append(tokens[position])
-        state = own.suffix()
-        draft, expected = follow(own, state, own.length[state], count)
-        past, expected_of_past = self._past.best(tokens, count)
-        return past if expected_of_past > expected else draft
+        reader = self._readers.get(seq.seq_id)
+        if reader is None:
+            reader = self._readers[seq.seq_id] = _Reader()
+        own, past, automaton = reader.own, reader.past, reader.automaton
+        for position in range(automaton.num_tokens, len(tokens)):
+            automaton.append(tokens[position])
+        own.judge(tokens)
+        past.judge(tokens)
+        state = automaton.suffix()
+        own.draft, expected = follow(automaton, state, automaton.length[state], count)
+        past.draft, expected_of_past = self._past.best(tokens, count)
+        own.begin = past.begin = len(tokens)
+        best = past if expected_of_past * past.trust > expected * own.trust else own
+        return list(best.draft)
 
 
 def follow(
