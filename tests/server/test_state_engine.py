@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -74,19 +75,12 @@ def test_percentiles_are_null_where_there_is_nothing() -> None:
         assert latency["ttft_s"] == {"p50": None, "p99": None, "count": 0}
 
 
-class SlowSteps:
-    """Lets the engine make steps one by one, each as long as the test likes."""
+class Slowly(threading.Event):
+    """A gate that holds each step for some milliseconds."""
 
-    def __init__(self, served: Live) -> None:
-        self.served = served
-        served.runner.gate.clear()
-
-    def let(self, num_steps: int) -> None:
-        for _ in range(num_steps):
-            before = self.served.runner.steps
-            self.served.runner.gate.set()
-            wait_for(lambda before=before: self.served.runner.steps > before)  # type: ignore[misc]
-            self.served.runner.gate.clear()
+    def wait(self, timeout: float | None = None) -> bool:
+        time.sleep(0.005)
+        return True
 
 
 def test_requests_in_every_state() -> None:
@@ -95,6 +89,7 @@ def test_requests_in_every_state() -> None:
         cache={"num_blocks": 40, "num_swap_blocks": 40},
     )
     with live(engine) as served:
+        served.runner.gate = Slowly()
         for index in range(6):
             served.open(
                 {"prompt": [60 + index] * 30, "priority": index, **LONG, "max_tokens": 100},
@@ -115,22 +110,25 @@ def test_requests_in_every_state() -> None:
 
 def test_shared_blocks_belong_to_the_oldest() -> None:
     with live(make_engine()) as served:
-        steps = SlowSteps(served)
+        served.runner.gate = Slowly()
         served.open({"prompt": [70] * 41, "n": 3, **LONG})
-        wait_for(lambda: served.runner.steps == 1)
-        with ThreadPoolExecutor(1) as pool:
-            steps.let(3)
-            asked = pool.submit(state_of, served)
-            wait_for(lambda: served.bridge._questions != [])
-            served.runner.gate.set()
-            state = asked.result(10)
-        rows = [r for r in state["requests"] if r["state"] == "running"]
-        assert [row["choice"] for row in rows] == [0, 1, 2]
+        states: list[dict[str, Any]] = []
+
+        def all_run() -> bool:
+            states.append(state_of(served))
+            rows = states[-1]["requests"]  # the last block is shared until each has written
+            return len(rows) == 3 and all(row["output_tokens"] > 2 for row in rows)
+
+        wait_for(all_run)
+        state = states[-1]
+        assert [row["choice"] for row in state["requests"]] == [0, 1, 2]
+        assert {row["state"] for row in state["requests"]} == {"running"}
         assert_consistent(state)
         owners, refs = state["blocks"]["owners"], state["blocks"]["refs"]
         shared = [owner for owner, count in zip(owners, refs, strict=True) if count == 3]
         assert len(shared) == 10  # ten full blocks of the prompt
         assert set(shared) == {0}
+        served.hang_up()
 
 
 def test_during_a_long_step_the_last_snapshot_must_do(served: Live) -> None:

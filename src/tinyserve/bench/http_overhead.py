@@ -27,8 +27,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import uvicorn
-
 from tinyserve.bench.common import machine, say, table, write_json
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine, assemble
@@ -36,7 +34,7 @@ from tinyserve.engine.plan import StepPlan
 from tinyserve.engine.sampling import SampledToken, SampleRow
 from tinyserve.models.synthetic import synthetic_checkpoint
 from tinyserve.server.app import create_app
-from tinyserve.server.run import GracefulServer
+from tinyserve.server.run import GracefulServer, web_settings
 from tinyserve.text.tokenizer import Tokenizer
 
 SHORT = 8  # tokens of the short streams
@@ -72,7 +70,7 @@ def instant_engine(max_num_seqs: int, max_tokens: int) -> tuple[Engine, InstantR
         {
             "cache": {"num_blocks": 16 + max_num_seqs * (length // 16)},
             "scheduler": {"max_num_seqs": max_num_seqs, "max_model_len": length},
-            "server": {"disable_log_stats": True},
+            "server": {"disable_log_stats": True, "shutdown_timeout_s": 1},
         }
     )
     tokenizer = Tokenizer.from_spec(checkpoint.tokenizer_spec())
@@ -92,10 +90,7 @@ class Server:
 @contextlib.contextmanager
 def serving(engine: Engine) -> Iterator[Server]:
     app = create_app(engine)
-    settings = uvicorn.Config(
-        app, log_config=None, log_level="warning", lifespan="on", timeout_graceful_shutdown=2
-    )
-    server = GracefulServer(settings, app.state.tinyserve)
+    server = GracefulServer(web_settings(app, engine.config.server), app.state.tinyserve)
     before = set(threading.enumerate())
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

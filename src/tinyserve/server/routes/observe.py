@@ -17,6 +17,17 @@ from tinyserve.server.state import ServerState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 DEFAULT_SECONDS, MAX_SECONDS = 5.0, 60.0
+SECONDS = {
+    "name": "seconds",
+    "in": "query",
+    "description": "how long to record",
+    "schema": {
+        "type": "number",
+        "exclusiveMinimum": 0,
+        "maximum": MAX_SECONDS,
+        "default": DEFAULT_SECONDS,
+    },
+}
 LOOK_S = 0.25  # how often a recording looks whether its client is still there
 
 
@@ -32,7 +43,7 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
         """Requests, blocks and counters at one moment between two steps."""
         return json_response(await state.observer.view())
 
-    @app.get("/debug/trace")
+    @app.get("/debug/trace", openapi_extra={"parameters": [SECONDS]})
     async def debug_trace(request: Request) -> Response:
         """The engine's steps of the next `seconds`, for https://ui.perfetto.dev."""
         if not state.config.debug_trace:
