@@ -12,6 +12,8 @@ import pytest
 from helpers.fake_engine import VOCAB, FakeEngine, generate_alone, roomy_engine
 from numpy.typing import NDArray
 
+from tinyserve.engine.draw_rows import draw_of
+from tinyserve.engine.sampling import SampleRow, SamplingParams
 from tinyserve.errors import RequestError
 from tinyserve.spec.proposer import Draft, Known
 
@@ -292,6 +294,17 @@ def test_a_prompt_in_chunks_asks_for_no_mask_before_its_end() -> None:
         engine.step()
     assert grammar.made[0].num_masked == 1
     engine.run()
+
+
+def test_kernels_get_a_mask_as_wide_as_the_logits() -> None:
+    """They read a bit for each token, whatever the mask was made for."""
+    row = SampleRow(0, SamplingParams(), 0, 0, 1, [1], [], mask=packed([3, 40]))
+    wide = draw_of(row, 0, 300).mask
+    assert wide is not None
+    assert len(wide) == 10
+    assert (wide[:4] == packed([3, 40])).all()
+    assert not wide[4:].any()
+    assert draw_of(row, 0, VOCAB).mask is row.mask
 
 
 def test_without_a_grammar_rows_have_no_mask() -> None:

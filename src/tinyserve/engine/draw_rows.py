@@ -7,13 +7,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tinyserve.engine.sampling import SampledToken, SampleRow, SamplingParams
 from tinyserve.kernels.ops import ALL_MASKED, I32, Draw, Drawn
 
 
-def draw_of(row: SampleRow, logits_row: int) -> Draw:
-    """The kernel's arguments for one row; `logits_row` indexes the logits handed to the kernel."""
+def draw_of(row: SampleRow, logits_row: int, vocab_size: int) -> Draw:
+    """The kernel's arguments for one row; `logits_row` indexes the logits handed to the kernel,
+    which are `vocab_size` wide.
+    """
     p = row.params
     draw = Draw(logits_row, row.seed, row.choice, row.position)
     if row.num_logprobs is not None:
@@ -30,7 +33,8 @@ def draw_of(row: SampleRow, logits_row: int) -> Draw:
         )
     if row.banned_ids:
         draw.banned_ids = _ids(row.banned_ids)
-    draw.mask = row.mask
+    if row.mask is not None:
+        draw.mask = _as_wide(row.mask, vocab_size)
     draw.wants_probs = row.wants_probs
     if p.allowed_token_ids is not None:
         draw.allowed_ids = _ids(p.allowed_token_ids)
@@ -60,6 +64,12 @@ def _add_penalties(draw: Draw, p: SamplingParams, row: SampleRow) -> None:
     draw.output_ids = _ids(row.output_ids)
     if p.repetition_penalty != 1:
         draw.prompt_ids = _ids(row.prompt_ids)
+
+
+def _as_wide(mask: NDArray[np.uint32], vocab_size: int) -> NDArray[np.uint32]:
+    """The mask with a bit for every token: kernels read them all. What it lacks is not allowed."""
+    missing = -(-vocab_size // 32) - len(mask)
+    return np.pad(mask, (0, missing)) if missing > 0 else mask
 
 
 def _ids(ids: Sequence[int]) -> I32:

@@ -248,7 +248,8 @@ class StepLogits:
         logits = runner.head(self._batch, self._batch.logit_rows[first:stop])
         if runner.known_vocab < logits.shape[1]:
             logits[:, runner.known_vocab :] = -np.inf
-        draws = [draw_of(row, row.row - first) for row in rows]
+        width = logits.shape[1]
+        draws = [draw_of(row, row.row - first, width) for row in rows]
         return [sampled_of(drawn) for drawn in runner.backend.sample(logits, draws)]
 
 
