@@ -11,6 +11,7 @@ import pytest
 from helpers.fake_service import make_engine
 from helpers.live_server import Live, live, wait_for
 from helpers.metrics import parse, scrape
+from helpers.slow_gate import SlowGate
 
 from tinyserve.config import ServerConfig
 from tinyserve.engine.build import Engine
@@ -35,7 +36,8 @@ def test_met_01_gauges_return_to_zero_when_twenty_streams_are_killed_at_once() -
         for index in range(20):
             served.open({**NEVER_ENDING, "prompt": [60 + index] * 9, "stream": True})
         wait_for(lambda: served.bridge.num_open == 20)
-        served.runner.gate.set()
+        held, served.runner.gate = served.runner.gate, SlowGate()
+        held.set()
         wait_for(lambda: idle_gauges(served)[0] == 16)  # the seats
         _, waiting, usage = idle_gauges(served)
         assert waiting == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from helpers.fake_service import make_engine
 from helpers.live_server import Live, live, wait_for
+from helpers.slow_gate import SlowGate
 
 from tinyserve.server.observe.view import FREE, MAX_LISTED, client_label
 
@@ -75,21 +75,13 @@ def test_percentiles_are_null_where_there_is_nothing() -> None:
         assert latency["ttft_s"] == {"p50": None, "p99": None, "count": 0}
 
 
-class Slowly(threading.Event):
-    """A gate that holds each step for some milliseconds."""
-
-    def wait(self, timeout: float | None = None) -> bool:
-        time.sleep(0.005)
-        return True
-
-
 def test_requests_in_every_state() -> None:
     engine = make_engine(
         scheduler={"max_num_seqs": 3, "max_model_len": 200},
         cache={"num_blocks": 40, "num_swap_blocks": 40},
     )
     with live(engine) as served:
-        served.runner.gate = Slowly()
+        served.runner.gate = SlowGate()
         for index in range(6):
             served.open(
                 {"prompt": [60 + index] * 30, "priority": index, **LONG, "max_tokens": 100},
@@ -110,7 +102,7 @@ def test_requests_in_every_state() -> None:
 
 def test_shared_blocks_belong_to_the_oldest() -> None:
     with live(make_engine()) as served:
-        served.runner.gate = Slowly()
+        served.runner.gate = SlowGate()
         served.open({"prompt": [70] * 41, "n": 3, **LONG})
         states: list[dict[str, Any]] = []
 
