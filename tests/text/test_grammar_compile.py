@@ -65,6 +65,8 @@ def refusal(spec: GrammarSpec) -> str:
         (regex("^a+$"), ["a", "aaa"], ["", "ab"]),
         (regex("a/b\\/c\nd"), ["a/b/c\nd"], ["a/b"]),
         (choice_spec(["red", "green", 'x"\\y\n'], "p"), ["red", 'x"\\y\n'], ["re", "blue", ""]),
+        (choice_spec(["", "a", "ab"], "p"), ["", "a", "ab"], ["b", "aab"]),
+        (choice_spec(["ab", "abc", "b"], "p"), ["ab", "abc", "b"], ["a", "abcab"]),
         (lark('start: "a" b+\nb: "b" | "c"'), ["ab", "abcb"], ["a", "b"]),
         (
             lark('root ::= "I like " animal "."\nanimal ::= "cats" | [a-c]{2,3} "u\\u00e9"'),
@@ -80,6 +82,17 @@ def test_each_kind_lets_through_what_it_says(
 ) -> None:
     assert [text for text in right if not accepts(spec, text)] == []
     assert [text for text in wrong if accepts(spec, text)] == []
+
+
+def test_thousands_of_choices() -> None:
+    """GD-05: as fast as few."""
+    for spec in (
+        choice_spec([f"value number {i}" for i in range(5000)], "p"),
+        schema({"enum": [f"value number {i}" for i in range(5000)]}),
+    ):
+        quote = "" if spec.kind == "choice" else '"'
+        assert accepts(spec, f"{quote}value number 4999{quote}")
+        assert not accepts(spec, f"{quote}value number 5000{quote}")
 
 
 def test_every_kind_is_tried_above() -> None:

@@ -75,8 +75,9 @@ def _answer(spec: GrammarSpec) -> dict[str, Any]:
         _check_multiples(spec.value, spec.param)
         return {"json_schema": _bounded(schema)}
     if spec.kind == "choice":
+        # One terminal: as rules, thousands of choices would be thousands of parses at once.
         choices = " | ".join(json.dumps(choice) for choice in json.loads(spec.value))
-        return {"lark_grammar": f"start: {choices}\n"}
+        return {"lark_grammar": f"start: CHOICE\nCHOICE: {choices}\n"}
     if spec.kind == "regex":
         return {"lark_grammar": f"start: /{_regex_literal(spec.value)}/\n"}
     _check_multiples(spec.value, spec.param)
