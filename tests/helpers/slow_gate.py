@@ -1,6 +1,4 @@
-"""A pace for `SpeakingRunner`: put one in place of its gate, and a test can look at a running engine
-before it is done.
-"""
+"""A pace for `SpeakingRunner`: put in place of its gate, it lets a test look at a busy engine."""
 
 from __future__ import annotations
 
