@@ -156,3 +156,86 @@ def test_drafts_in_a_tiny_pool(num_swap_blocks: int) -> None:
         tokens = [choice.token_ids for choice in engine.results[request_id]]
         assert tokens == generate_alone(prompt, temperature=1.0, **options)
     engine.assert_empty()
+
+
+def test_every_sequence_is_forgotten_once_it_has_ended() -> None:
+    """However it ends: its time, a stop, an abort while it waits or runs."""
+    proposer = oracle(max_tokens=20)
+    engine = FakeEngine(proposer=proposer, max_num_seqs=2)
+    ids = [engine.add(PROMPT, max_tokens=20, n=2) for _ in range(3)]
+    for _ in range(3):
+        engine.step()
+    for request_id in ids[1:]:
+        assert engine.core.abort(request_id)
+    engine.run()
+    assert sorted(set(proposer.forgotten)) == list(range(6))
+    engine.assert_empty()
+
+
+def test_a_request_may_do_without_drafts() -> None:
+    engine = FakeEngine(proposer=oracle(max_tokens=20))
+    request_id = engine.add(PROMPT, max_tokens=20)
+    engine.core._jobs[request_id].request.speculative = False
+    engine.run()
+    assert engine.core.stats().num_draft_tokens == 0
+    assert engine.results[request_id][0].token_ids == generate_alone(PROMPT, max_tokens=20)[0]
+
+
+def test_a_fault_behind_a_wrong_draft_hurts_nobody() -> None:
+    """Logits after a rejected draft are nobody's: they may be NaN."""
+    truth = generate_alone(PROMPT, max_tokens=12)[0]
+    wrong = next(token for token in range(VOCAB) if token not in truth and token not in PROMPT)
+    engine = FakeEngine(proposer=Drafts(lambda known: [wrong] * 4))
+    engine.runner.nan_token = wrong
+    assert engine.generate(PROMPT, max_tokens=12) == truth
+    assert engine.core.stats().num_corrupted == 0
+
+
+def test_a_fault_behind_accepted_drafts_comes_where_it_would_have_come() -> None:
+    """The tokens before it are given out; a stop before it ends the request in peace."""
+    truth = generate_alone(PROMPT, max_tokens=12)[0]
+    assert truth[4] not in (*truth[:4], *PROMPT)
+    for options in ({}, {"stop_token_ids": (truth[4],)}, {"max_tokens": 5}):
+        results = []
+        for proposer in (None, oracle(max_tokens=12)):
+            engine = FakeEngine(proposer=proposer)
+            engine.runner.nan_token = truth[4]
+            engine.add(PROMPT, **{"max_tokens": 12, **options})
+            engine.run()
+            choice = engine.results["r0"][0]
+            results.append((choice.token_ids, choice.finish_reason, str(choice.error)))
+            engine.assert_empty()
+        assert results[0] == results[1]
+        assert results[0][0] == truth[:5]
+
+
+def test_drafts_never_cost_another_its_blocks() -> None:
+    """The older one's drafts could take both free blocks, of which the younger one needs one."""
+    engine = FakeEngine(
+        proposer=Drafts(lambda known: [1] * 8, max_drafts=8),
+        num_blocks=4,
+        block_size=4,
+        caching=False,
+    )
+    engine.add([1] * 3, max_tokens=13)
+    engine.add([2] * 4, max_tokens=4)
+    engine.run()
+    assert engine.core.stats().num_preemptions_recompute == 0
+    assert engine.core.stats().num_draft_tokens > 0
+
+
+def test_positions_of_accepted_drafts_are_counted() -> None:
+    """SPEC-11."""
+    truth = [*PROMPT, *generate_alone(PROMPT, max_tokens=40)[0]]
+
+    def two_right(known: list[int]) -> list[int]:
+        right = truth[len(known) : len(known) + 2]
+        return [*right, (truth[len(known) + 2] + 1) % VOCAB] if len(known) + 3 < len(truth) else []
+
+    engine = FakeEngine(proposer=Drafts(two_right))
+    engine.generate(PROMPT, max_tokens=31)
+    stats = engine.core.stats()
+    assert stats.num_drafts == 10
+    assert stats.num_draft_tokens == 29, "the last has room for two only"
+    assert stats.num_accepted_per_position == (10, 10, 0, 0)
+    assert stats.num_accepted_tokens == 20
