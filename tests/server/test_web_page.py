@@ -105,13 +105,17 @@ def test_the_page_refers_to_its_own_files_and_to_nothing_else() -> None:
     assert page.references
     assert {"/" + reference for reference in page.references} <= PATHS
     assert not page.inline
+    scripts = {path for path in PATHS if path.endswith(".js")}
+    assert scripts <= {"/" + reference for reference in page.references}, "preload them all"
     imported = {
         f"/web/{name}"
         for file in FILES.values()
         if file.suffix == ".js"
         for name in re.findall(r'from "\./([\w.]+)"', file.read_text(encoding="utf-8"))
     }
-    assert imported | {"/" + reference for reference in page.references} | {"/"} == PATHS
+    assert (
+        imported | {"/", "/web/style.css", "/web/icon.svg", "/web/app.js", "/web/theme.js"} == PATHS
+    )
 
 
 @pytest.mark.parametrize("path", sorted(PATHS))

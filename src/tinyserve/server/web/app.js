@@ -135,7 +135,7 @@ function showState(state, error) {
 // --- all together ----------------------------------------------------------------------------------------------------
 
 const engine = new EngineView({ isShown: () => !byId("engine").hidden, onState: showState });
-new Chat(new Settings(byId("settings-form")), () => (models.length > 1 ? byId("model").value : null));
+new Chat(new Settings(byId("settings-form")), () => (models.length > 1 ? { model: byId("model").value } : {}));
 
 addEventListener("hashchange", showView);
 WIDE.addEventListener("change", showView);

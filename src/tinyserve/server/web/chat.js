@@ -1,7 +1,7 @@
 // The chat: what happens when a message is sent, stopped, edited or tried again. Answers stream from
 // /v1/chat/completions; several conversations may be answered at once.
 
-import { ApiError, chunks, request } from "./api.js";
+import { Answer, question } from "./answer.js";
 import { announce, byId, copyFrom } from "./dom.js";
 import { History } from "./history.js";
 import { endInWords, MessageView } from "./message.js";
@@ -13,10 +13,10 @@ const NEAR_END = 80; // pixels: who is that close to the end follows the stream
 export class Chat {
   constructor(settings, modelName) {
     this.settings = settings;
-    this.modelName = modelName; // () => the model to ask, or null for the server's only one
+    this.modelName = modelName; // () => {model}, or {} for the server's only one
     this.log = byId("messages");
     this.input = byId("prompt");
-    this.runs = new Map(); // conversation id -> {message, controller, view}
+    this.runs = new Map(); // conversation id -> Answer
     this.views = [];
     this.history = new History({
       open: (conversation) => this.open(conversation),
@@ -46,7 +46,7 @@ export class Chat {
   }
 
   stop() {
-    this.runs.get(this.conversation.id)?.controller.abort();
+    this.runs.get(this.conversation.id)?.stop();
   }
 
   // Say `text` instead of the message at `index`; what followed is forgotten.
@@ -63,7 +63,7 @@ export class Chat {
   #onDeleted(id) {
     const run = this.runs.get(id);
     if (run) run.isForgotten = true; // or its end would keep it again
-    run?.controller.abort();
+    run?.stop();
     if (id === this.conversation.id) this.open(newConversation());
   }
 
@@ -72,57 +72,15 @@ export class Chat {
   // Stream into `message`, the conversation's last; `continues` what it holds already.
   async #answer(message, { continues = false } = {}) {
     const { conversation } = this;
-    const run = { conversation, message, controller: new AbortController(), clock: new Clock() };
+    const run = new Answer(conversation, message);
     this.runs.set(conversation.id, run);
-    Object.assign(message, { error: null, finish: null });
     this.#keep(conversation);
     this.#onRunsChanged();
     this.#paintSoon(run);
-    try {
-      const { signal } = run.controller;
-      const response = await request("v1/chat/completions", { body: this.#body(message, continues), signal });
-      for await (const chunk of chunks(response)) this.#take(chunk, run);
-    } catch (error) {
-      if (run.controller.signal.aborted) message.finish = "stopped";
-      else message.error = { text: inWords(error) };
-    }
+    const asked = { ...this.settings.fields(), ...this.modelName() };
+    await run.stream(question(conversation, this.settings.system, continues), asked, () => this.#paintSoon(run));
     this.runs.delete(conversation.id);
     if (!run.isForgotten) this.#finish(run);
-  }
-
-  #body(message, continues) {
-    const { system } = this.settings;
-    const past = said(this.conversation.messages.slice(0, -1));
-    const messages = system ? [{ role: "system", content: system }, ...past] : past;
-    const body = {
-      messages,
-      stream: true,
-      stream_options: { include_usage: true, continuous_usage_stats: true },
-      ...this.settings.fields(),
-    };
-    const model = this.modelName();
-    if (model) body.model = model;
-    if (continues) {
-      messages.push({ role: "assistant", content: message.content });
-      Object.assign(body, { continue_final_message: true, add_generation_prompt: false });
-    }
-    return body;
-  }
-
-  #take({ choices, usage }, run) {
-    const { message, clock } = run;
-    const choice = choices?.[0];
-    const delta = choice?.delta ?? {};
-    const reasoning = delta.reasoning_content ?? delta.reasoning ?? "";
-    if (reasoning) message.reasoning = (message.reasoning ?? "") + reasoning;
-    if (delta.content) message.content += delta.content;
-    for (const call of delta.tool_calls ?? []) takeToolCall(message, call);
-    if (usage) message.usage = usage;
-    if (choice?.finish_reason) message.finish = choice.finish_reason;
-    if (choice && (usage?.completion_tokens || delta.content || reasoning || delta.tool_calls)) {
-      message.seconds = clock.token();
-    }
-    this.#paintSoon(run);
   }
 
   #finish(run) {
@@ -268,38 +226,4 @@ export class Chat {
       this.#answer(message, { continues: true });
     }
   }
-}
-
-// Times of one answer, in seconds since it was asked for: the first token, and the last one so far.
-class Clock {
-  constructor() {
-    this.start = performance.now();
-  }
-
-  token() {
-    const now = (performance.now() - this.start) / 1000;
-    this.first ??= now;
-    return { first: this.first, total: now };
-  }
-}
-
-// What the model is told of the past: a question whose answer never came is left out, with its answer.
-function said(messages) {
-  const told = [];
-  for (const { role, content } of messages) {
-    if (role === "user" && told.at(-1)?.role === "user") told.pop();
-    if (role === "user" || content) told.push({ role, content });
-  }
-  return told;
-}
-
-function takeToolCall(message, { index = 0, function: part }) {
-  message.toolCalls ??= [];
-  const call = (message.toolCalls[index] ??= { name: "", arguments: "" });
-  call.name += part?.name ?? "";
-  call.arguments += part?.arguments ?? "";
-}
-
-function inWords(error) {
-  return error instanceof ApiError ? error.message : `The page failed: ${error.message}`;
 }
