@@ -127,8 +127,8 @@ ALL_MASKED = 2
 
 @dataclass(slots=True)
 class Drawn:
-    """`failure`: 0 fine; 1 the logits hold NaN or infinity; ALL_MASKED: no token is allowed. `rank` 1
-    is the most likely. `probs` are there where they were wanted and a token was drawn.
+    """`failure`: 0 fine; 1 the logits hold NaN or infinity; ALL_MASKED: no token is allowed.
+    `rank` 1 is the most likely. `probs` are there where they were wanted and a token was drawn.
     """
 
     token_id: int
