@@ -14,7 +14,7 @@ from spec_sequences import drafts, text_of
 from tinyserve.spec.automaton import ROOT, SuffixAutomaton
 from tinyserve.spec.ngram import NgramIndex, NgramProposer
 from tinyserve.spec.oracle import OracleProposer, RandomProposer
-from tinyserve.spec.suffix import MIN_MATCH, PastOutputs, SuffixProposer
+from tinyserve.spec.suffix import PastOutputs, SuffixProposer
 
 short_texts = st.lists(st.integers(0, 3), max_size=40)
 
@@ -55,7 +55,7 @@ def test_ngram_proposes_what_followed_last_time() -> None:
 def test_a_loop_goes_on() -> None:
     """A draft that reaches the end of the text goes round, also longer than the loop."""
     for proposer in (NgramProposer(8), SuffixProposer(8)):
-        text = text_of([1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2, 3])
+        text = text_of([1, 2, 3] * 9)
         assert drafts(proposer, text) == [1, 2, 3, 1, 2, 3, 1, 2]
 
 
@@ -130,14 +130,21 @@ def test_suffix_follows_the_commoner_continuation() -> None:
     assert drafts(proposer, text, 1) == [3], "three times against once"
 
 
-def test_suffix_drafts_grow_with_the_match() -> None:
-    """Two tokens that are known give two drafts; ten give eight."""
-    known = list(range(100, 140))
-    for match in (2, 4, 10):
-        text = text_of([*known, 7, *known[5 : 5 + match]], match)
-        assert len(drafts(SuffixProposer(8), text)) == min(match, 8)
-    assert drafts(SuffixProposer(8), text_of([*known, 7, known[5]])) == [], "one token says little"
-    assert MIN_MATCH == 2
+def test_suffix_drafts_grow_with_what_was_seen() -> None:
+    """What came once gives few drafts, what came many times many, at most twice the match."""
+    known = list(range(100, 110))
+    lengths = []
+    for times in (1, 2, 4, 8):
+        text = text_of([x for i in range(times) for x in (*known, i)] + known[:6], times)
+        lengths.append(len(drafts(SuffixProposer(20), text, 20)))
+    assert lengths[0] == 3
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == 4, "what follows differs from time to time"
+    again = text_of([*(known * 8), *known[:2]], 9)
+    assert len(drafts(SuffixProposer(40), again, 40)) >= 6, "seen often"
+    short = text_of([x for i in range(9) for x in (1, 2, *known, i)] + [50, 1, 2], 10)
+    assert drafts(SuffixProposer(20), short, 20) == known[:4]
+    assert drafts(SuffixProposer(8), text_of([*known, 7, known[5]], 11)) == [], "says too little"
 
 
 def test_suffix_learns_from_past_outputs_of_all() -> None:
@@ -147,7 +154,7 @@ def test_suffix_learns_from_past_outputs_of_all() -> None:
     assert drafts(proposer, first) == []
     proposer.forget(first)
     later = text_of([1, 2, 3, *answer[4:12]], 2)
-    assert drafts(proposer, later) == answer[12:20]
+    assert drafts(proposer, later) == answer[12:15]
 
 
 def test_a_source_that_misleads_is_not_followed_for_long() -> None:
@@ -183,7 +190,7 @@ def test_past_outputs_are_bounded_and_the_latest_stay() -> None:
         past.add([number * 100 + i for i in range(20)])
         assert past.num_tokens <= 200 + 2
     latest = [9900 + i for i in range(10)]
-    assert past.best(latest, 4)[0] == [9910, 9911, 9912, 9913]
+    assert past.best(latest, 4)[0] == [9910, 9911, 9912]
     assert past.best(list(range(10)), 4) == ([], 0.0)
     past.add(list(range(50_000, 60_000)))
     assert past.num_tokens <= 202

@@ -1,10 +1,12 @@
 """Suffix decoding: drafts from where the longest end of the text has stood before, in the sequence
 itself or in what earlier requests were answered. (Oliaro et al. 2024, arXiv 2411.04975.)
 
-A draft follows the automaton from the longest match, taking at each step the continuation that was
-seen most often. It is no longer than the match, and ends where its estimated chance to be accepted
-so far falls under MIN_CHANCE; so a long, unambiguous match gives a long draft and a short one a
-short draft. Of the two sources the one is taken that promises more accepted tokens, promises being
+A draft follows the automaton from a match, taking at each step the continuation that was seen most
+often. It is at most REACH times as long as the match, and ends where its estimated chance to be
+accepted so far falls under MIN_CHANCE; a continuation that was seen n times of m counts as n of m +
+DOUBT. So what was seen once gives a few drafts, and what came again and again gives many. Besides
+the longest match the next shorter ends of it are tried, which were seen more often. Of these, and
+of the two sources, the draft is taken that promises the most accepted tokens, promises being
 discounted by how the source's latest drafts for this sequence would have done.
 
 Past outputs are kept in two generations of at most half of `max_past` tokens: when the young one is
@@ -21,7 +23,10 @@ from tinyserve.spec.automaton import ROOT, SuffixAutomaton
 from tinyserve.spec.proposer import Draft, Known
 
 MIN_MATCH = 2  # tokens; what follows a single token says too little
-MIN_CHANCE = 0.1
+MIN_CHANCE = 0.2
+DOUBT = 0.5
+MAX_ENDS = 4  # matches that are tried
+REACH = 2  # drafts for each token of the match
 WINDOW = 32  # tokens; how far back past outputs are matched
 MIN_OUTPUT = 8  # tokens; shorter outputs are not worth keeping
 KEPT_TRUST = 0.7  # what one judged draft leaves of older trust
@@ -142,15 +147,27 @@ class SuffixProposer:
 def follow(
     automaton: SuffixAutomaton, state: int, match: int, count: int
 ) -> tuple[list[int], float]:
-    """The likeliest continuation of a match of `match` tokens at `state`, of at most `count` and at
-    most `match` tokens, and how many of them are expected to be accepted.
+    """The most promising draft of at most `count` tokens after a match of `match` tokens at `state`
+    or a shorter end of it, and how many of its tokens are expected to be accepted.
     """
+    best: tuple[list[int], float] = ([], 0.0)
+    for _ in range(MAX_ENDS):
+        if match < MIN_MATCH:
+            break
+        found = _continuation(automaton, state, min(count, REACH * match))
+        if found[1] > best[1]:
+            best = found
+        state = automaton.link[state]
+        match = automaton.length[state]
+    return best
+
+
+def _continuation(automaton: SuffixAutomaton, state: int, most: int) -> tuple[list[int], float]:
+    """The commonest continuation of a state, and its expected number of accepted tokens."""
     draft: list[int] = []
     chance, expected = 1.0, 0.0
-    if match < MIN_MATCH:
-        return draft, expected
     counts = automaton.count
-    while len(draft) < min(count, match):
+    while len(draft) < most:
         while not automaton.next[state] and state != ROOT:  # the end of the text: as it did before
             state = automaton.link[state]
         if state == ROOT:
@@ -161,7 +178,7 @@ def follow(
             break
         total = sum(counts[target] for target in follow_ups.values())
         state = follow_ups[token]
-        chance *= counts[state] / total
+        chance *= counts[state] / (total + DOUBT)
         if chance < MIN_CHANCE:
             break
         draft.append(token)
