@@ -3,19 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from helpers.live_server import Live, live
-
-from tinyserve.config import TinyServeConfig
-from tinyserve.engine.build import build_engine
-
-
-def serve_synthetic(**sections: dict[str, Any]) -> Any:
-    """A live server; `sections` are those of the configuration."""
-    model = {"name": "synthetic", "threads": 1, **sections.pop("model", {})}
-    return live(build_engine(TinyServeConfig.from_dict({"model": model, **sections})))
+from casebook_servers import serve_synthetic
+from helpers.live_server import Live
 
 
 @pytest.fixture(scope="package")

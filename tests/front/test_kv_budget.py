@@ -58,6 +58,7 @@ def test_a_model_by_name() -> None:
 
 
 def test_mem_01_too_small_says_what_is_needed_and_what_fits() -> None:
+    """MEM-01."""
     with pytest.raises(ConfigError) as caught:
         CacheConfig.from_memory_budget(QWEN, kv_cache_gb=0.01)
     assert "needs 96.0 MiB" in str(caught.value)
@@ -103,6 +104,7 @@ def test_blocks_from_memory_and_from_what_is_free() -> None:
 
 
 def test_more_blocks_than_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MEM-01."""
     monkeypatch.setattr(build, "total_memory", lambda: 1 << 20)
     with pytest.raises(ConfigError, match=r"cache\.num_blocks 2048 takes .* 1\.0 MiB"):
         build.resolve(config_of(), synthetic_checkpoint())

@@ -38,6 +38,7 @@ def test_v2_inside_a_container(tmp_path: Path, root: Path) -> None:
 
 
 def test_v2_takes_the_tightest_on_the_path(tmp_path: Path, root: Path) -> None:
+    """MEM-04."""
     write(root / "machine.slice", cpu__max="300000 100000")
     write(root / "machine.slice" / "pod", cpu__max="max 100000")
     write(root / "machine.slice" / "pod" / "box", cpu__max="800000 100000")
@@ -110,6 +111,7 @@ def test_the_smallest_bound_wins_and_says_so(
     count: int,
     word: str,
 ) -> None:
+    """MEM-04, MEM-06."""
     monkeypatch.setattr(threads, "allowed_cpus", lambda: cpus)
     monkeypatch.setattr(threads, "cgroup_quota", lambda: quota)
     monkeypatch.setattr(threads, "physical_cores", lambda: cores)
@@ -120,7 +122,7 @@ def test_the_smallest_bound_wins_and_says_so(
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinity")
 def test_affinity_binds() -> None:
-    """As under `taskset`: one processor, one thread."""
+    """MEM-06: as under `taskset`: one processor, one thread."""
     script = (
         "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
         "from tinyserve.kernels.threads import default_threads; print(default_threads()[0])"
