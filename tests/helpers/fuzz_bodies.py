@@ -138,6 +138,7 @@ ROUTES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "/detokenize": ({"tokens": [5, 6]}, {"skip_special_tokens": True}),
 }
 ALIASES = {
+    "/v1/responses/input_tokens": "/v1/responses",
     "/v1/tokenize": "/tokenize",
     "/v1/detokenize": "/detokenize",
     "/apply-template": "/v1/chat/completions",

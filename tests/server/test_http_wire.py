@@ -13,9 +13,13 @@ from typing import Any
 
 import pytest
 from helpers.live_server import Live, sse_events
+from pydantic import BaseModel, ValidationError
 
 from tinyserve.server import http as server_http
 from tinyserve.server.connection import MAX_HEADER_BYTES
+from tinyserve.server.http import MAX_VALUES
+from tinyserve.server.protocol import ChatRequest, CompletionRequest
+from tinyserve.server.routes.tokenize import DetokenizeRequest
 
 PATH = "/v1/completions"
 BODY = b'{"prompt": "x", "max_tokens": 1}'
@@ -209,6 +213,31 @@ def test_bodies_that_are_barely_json(served: Live, body: bytes) -> None:
     error = response.json()["error"]
     assert error["type"] == "invalid_request_error"
     assert served.client.post(PATH, content=BODY, headers=JSON).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("kind", "entry"),
+    [
+        (CompletionRequest, '{"prompt": "x", "stop_token_ids": [%s]}' % ("null," * 9999 + "null")),
+        (CompletionRequest, '{"prompt": "x", "allowed_token_ids": [%s]}' % ('"",' * 9999 + '""')),
+        (ChatRequest, '{"messages": [%s]}' % ('{"role": 1},' * 9999 + "0")),
+        (ChatRequest, '{"messages": [], "tools": [%s]}' % ("1," * 9999 + "1")),
+        (DetokenizeRequest, '{"tokens": [%s]}' % ('"x",' * 9999 + '"x"')),
+    ],
+)
+def test_a_list_of_wrong_entries_is_one_error(kind: type[BaseModel], entry: str) -> None:
+    """One for each of millions held up the event loop for most of a minute."""
+    with pytest.raises(ValidationError) as caught:
+        kind.model_validate_json(entry)
+    assert caught.value.error_count() < 5
+
+
+def test_bodies_of_too_many_values_are_refused_unread(served: Live) -> None:
+    for many in (b"[" * 1000 + b"1," * MAX_VALUES, b'{"":' * MAX_VALUES):
+        response = served.client.post(PATH, content=b'{"prompt":' + many, headers=JSON)
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "request_too_large"
+    served.complete(max_tokens=1)
 
 
 @pytest.mark.parametrize(

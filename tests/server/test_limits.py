@@ -60,7 +60,7 @@ BOTH: list[tuple[str, dict[str, Any]]] = [
     ("logit_bias", {"logit_bias": {"512": 1}}),
     ("allowed_token_ids", {"allowed_token_ids": []}),
     ("allowed_token_ids", {"allowed_token_ids": [512]}),
-    ("allowed_token_ids", {"allowed_token_ids": [1] * ((1 << 18) + 1)}),
+    ("allowed_token_ids", {"allowed_token_ids": [1] * ((1 << 17) + 1)}),
     ("min_tokens", {"min_tokens": 6, "max_tokens": 5}),
     ("seed", {"seed": 10**400}),
     ("priority", {"priority": 2**31}),

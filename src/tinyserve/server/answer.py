@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -9,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tinyserve.server.bridge import EngineBridge
-from tinyserve.server.deltas import Delta
+from tinyserve.server.deltas import Delta, DeltaMaker
 from tinyserve.server.errors import HTTPFailure
 from tinyserve.server.http import request_id_header
 from tinyserve.server.observe.http import ARRIVAL
@@ -19,8 +20,12 @@ from tinyserve.server.session import Job, Session
 from tinyserve.server.shapes import to_json
 from tinyserve.server.sse import EventStream
 from tinyserve.server.state import ServerState
+from tinyserve.server.writer import Writer
 
 logger = logging.getLogger("tinyserve.server")
+
+INLINE_WEIGHT = 4096  # deltas; a token with logprobs weighs as much as some of them
+LOGPROB_WEIGHT = 8
 
 
 async def answer(
@@ -36,9 +41,21 @@ async def answer(
         session.open()
         return _Raw(EventStream(session, writer, job.deltas, state.readers, headers))
     deltas = await collect(state, bridge, request, job)
-    response = _Whole(to_json(writer.whole(deltas, job.deltas)).encode(), state.readers)
+    response = _Whole(await _written(writer, deltas, job.deltas), state.readers)
     response.raw_headers += headers
     return response
+
+
+async def _written(writer: Writer, deltas: list[Delta], maker: DeltaMaker) -> bytes:
+    """The whole answer as JSON; a long one is written on a thread, so that the loop goes on."""
+
+    def write() -> bytes:
+        return to_json(writer.whole(deltas, maker)).encode()
+
+    weight = sum(1 + LOGPROB_WEIGHT * len(delta.logprobs or ()) for delta in deltas)
+    if weight <= INLINE_WEIGHT and not any(map(maker.prompt_logprobs, maker.parts)):
+        return write()
+    return await asyncio.to_thread(write)
 
 
 def _note_arrival(request: Request, job: Job) -> None:

@@ -10,10 +10,10 @@ import asyncio
 import base64
 import secrets
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from tinyserve.engine.embedding import unit
 from tinyserve.engine.intake import Intake, Prompt, split_prompts
@@ -21,6 +21,7 @@ from tinyserve.errors import RequestError
 from tinyserve.kernels.formats import F32
 from tinyserve.server.deltas import Delta, DeltaMaker, DeltaOptions, PromptPart, Usage
 from tinyserve.server.limits import MAX_PRIORITY, MAX_SALT_LENGTH
+from tinyserve.server.protocol import PROMPT_SCHEMA
 from tinyserve.server.service import INLINE_CHARACTERS, Service
 from tinyserve.server.session import Job
 from tinyserve.server.shapes import to_json
@@ -38,7 +39,7 @@ class EmbeddingRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="allow")
 
-    input: str | list[str] | list[int] | list[list[int]] | Any = None
+    input: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)] = None
     model: str | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None

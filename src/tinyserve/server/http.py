@@ -15,6 +15,7 @@ from tinyserve.server.session import ClientGoneError, Receive
 
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+MAX_VALUES = 1 << 18  # in one body; JSON of millions of them would hold up the loop for seconds
 BODY_TIMEOUT_S = 60.0  # for a body to arrive, whatever its size
 
 
@@ -37,13 +38,19 @@ async def read_json(request: Request, limit: int) -> bytes:
     if announced.isdecimal() and int(announced) > limit:
         raise _too_large(limit)
     try:
-        return await asyncio.wait_for(_read(request, limit), BODY_TIMEOUT_S)
+        body = await asyncio.wait_for(_read(request, limit), BODY_TIMEOUT_S)
     except asyncio.TimeoutError:
         raise HTTPError(
             408, f"the request body did not arrive within {BODY_TIMEOUT_S:g} seconds"
         ) from None
     except ClientDisconnect:
         raise ClientGoneError from None
+    num_values = sum(body.count(mark) for mark in b",[{")  # commas of texts count, too
+    if num_values > MAX_VALUES:
+        raise HTTPError(
+            413, f"the request body holds more than {MAX_VALUES} values", code="request_too_large"
+        )
+    return body
 
 
 async def _read(request: Request, limit: int) -> bytes:

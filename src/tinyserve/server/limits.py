@@ -19,13 +19,6 @@ MAX_PROMPTS = 1024  # in one request
 MAX_CHOICES = 1024  # prompts times n
 MAX_SALT_LENGTH = 1024
 MAX_PRIORITY = 2**31
-MAX_ITEMS = {
-    "stop": 16,
-    "bad_words": 512,
-    "logit_bias": 1024,
-    "stop_token_ids": 1024,
-    "allowed_token_ids": 1 << 18,
-}
 MAX_CHARACTERS = {"stop": 1024, "bad_words": 256}  # of each string
 MAX_SCORES = 1 << 21  # logprobs kept for one answer, of prompts and of what is not streamed
 
@@ -60,12 +53,7 @@ def check_limits(
 
 
 def check_sizes(body: GenerationRequest) -> None:
-    """Lists that cost time at every token."""
-    for name, limit in MAX_ITEMS.items():
-        value = getattr(body, name)
-        items = () if value is None or isinstance(value, str) else value
-        if len(items) > limit:
-            raise RequestError(f"{name}: at most {limit} entries, got {len(items)}", param=name)
+    """Strings that cost time at every token."""
     for name, limit in MAX_CHARACTERS.items():
         value = getattr(body, name) or ()
         for text in (value,) if isinstance(value, str) else value:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from tinyserve.errors import RequestError
 from tinyserve.server.json_node import Node
+from tinyserve.server.protocol import FAST
 from tinyserve.server.responses_tools import NAME_RULE
 from tinyserve.text.tool_formats import TOOL_NAME
 
@@ -44,7 +45,7 @@ class MessagesRequest(CountRequest):
 
     max_tokens: int
     stream: bool | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[list[str], FAST] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

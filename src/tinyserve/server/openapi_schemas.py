@@ -118,6 +118,9 @@ ANSWERS: Mapping[str, Schema] = {
         {"id": STRING, "object": exactly("response"), "status": STRING, "model": STRING}
         | {"output": array({"type": "object"})}
     ),
+    "/v1/responses/input_tokens": record(
+        {"object": exactly("response.input_tokens"), "input_tokens": COUNT}
+    ),
     "/v1/messages": record(
         {"id": STRING, "type": exactly("message"), "role": exactly("assistant"), "model": STRING}
         | {"content": array({"type": "object"}), "stop_reason": STRING, "usage": {"type": "object"}}

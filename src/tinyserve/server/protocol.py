@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, WithJsonSchema
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    ValidationError,
+    WithJsonSchema,
+)
 
 from tinyserve.errors import RequestError
 
@@ -46,6 +53,30 @@ def _one_or_many_strings(value: Any) -> Any:
         return value
     raise ValueError("must be a string or a list of strings")
 
+
+def at_most(limit: int) -> BeforeValidator:
+    """Refuses a longer list or object before its entries are looked at."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > limit:
+            raise ValueError(f"at most {limit} entries, got {len(value)}")
+        return value
+
+    return BeforeValidator(check)
+
+
+class _FailFast(FailFast):
+    """The first wrong entry of a list is enough: an error for each of a million would hold up the
+    loop."""
+
+    __hash__ = object.__hash__  # unions of annotated types want it
+
+
+FAST = _FailFast()
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_TOKEN_IDS = 1024
+MAX_ALLOWED_TOKEN_IDS = 1 << 17
+MAX_BAD_WORDS = 512
 
 Strings = Annotated[str | list[str] | None, BeforeValidator(_one_or_many_strings)]
 Object = dict[str, Any]
@@ -83,18 +114,20 @@ class GenerationRequest(BaseModel):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, at_most(MAX_LOGIT_BIAS)] = None
     seed: int | None = None
     stop: Strings = None
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: Annotated[list[int] | None, at_most(MAX_STOP_TOKEN_IDS)] = None
     include_stop_str_in_output: bool | None = None
     min_tokens: int | None = None
     max_tokens: int | None = None
     ignore_eos: bool | None = None
     prompt_logprobs: int | None = None
     n: int | None = None
-    allowed_token_ids: list[int] | None = None
-    bad_words: list[str] | None = None
+    allowed_token_ids: Annotated[
+        Annotated[list[int], FAST] | None, at_most(MAX_ALLOWED_TOKEN_IDS)
+    ] = None
+    bad_words: Annotated[list[str] | None, at_most(MAX_BAD_WORDS)] = None
     skip_special_tokens: bool | None = None
 
     # Constraints on the answer's text, under all their names; `server.structured` checks them.
@@ -102,7 +135,7 @@ class GenerationRequest(BaseModel):
     structured_outputs: Object | None = None
     guided_json: Any = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Annotated[list[str], FAST] | None = None
     guided_grammar: str | None = None
     guided_whitespace_pattern: str | None = None
     guided_decoding_backend: str | None = None
@@ -128,7 +161,7 @@ class GenerationRequest(BaseModel):
 
 
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_PROMPT = {
+PROMPT_SCHEMA: dict[str, Any] = {
     "anyOf": [
         {"type": "string", "minLength": 1},
         {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
@@ -141,7 +174,7 @@ _PROMPT = {
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`. `engine.intake`, which knows the vocabulary, checks `prompt`."""
 
-    prompt: Annotated[Any, WithJsonSchema(_PROMPT)] = None
+    prompt: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)] = None
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
@@ -164,7 +197,7 @@ class ChatMessage(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[str | list[Any] | None, BeforeValidator(_content)] = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Annotated[list[dict[str, Any]], FAST] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -182,8 +215,8 @@ def _tool_choice(value: Any) -> Any:
 class ChatRequest(GenerationRequest):
     """`POST /v1/chat/completions`. `text.tool_use` checks what `tools` hold."""
 
-    messages: list[ChatMessage]
-    tools: list[dict[str, Any]] | None = None
+    messages: Annotated[list[ChatMessage], FAST]
+    tools: Annotated[list[dict[str, Any]], FAST] | None = None
     tool_choice: Annotated[str | dict[str, Any] | None, BeforeValidator(_tool_choice)] = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None

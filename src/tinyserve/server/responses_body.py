@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from tinyserve.errors import RequestError
 from tinyserve.server.json_node import Node
+from tinyserve.server.protocol import FAST, at_most
 
 LOGPROBS = "message.output_text.logprobs"  # a member of `include`
 
@@ -50,7 +51,7 @@ class ResponsesRequest(BaseModel):
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: int | None = None
-    include: list[str] | None = None
+    include: Annotated[list[str], FAST] | None = None
     text: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
     truncation: Literal["auto", "disabled"] | None = None
@@ -59,7 +60,7 @@ class ResponsesRequest(BaseModel):
     tool_choice: Annotated[str | dict[str, Any] | None, BeforeValidator(_text_or_object)] = None
     parallel_tool_calls: bool | None = None
 
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str] | None, at_most(1000)] = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None

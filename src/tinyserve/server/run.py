@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -57,6 +58,7 @@ def serve(
     """
 
     def announce(engine: Engine) -> None:
+        gc.freeze()  # what has been loaded stays: no later collection need walk it
         if on_ready is not None:
             on_ready(engine, url)
 

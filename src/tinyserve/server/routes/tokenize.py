@@ -5,7 +5,7 @@ vLLM's shapes. The same paths exist below `/v1`, for clients that know one base 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict
@@ -14,7 +14,7 @@ from tinyserve.errors import RequestError
 from tinyserve.server.answer import json_response
 from tinyserve.server.http import read_json
 from tinyserve.server.openapi import body_schema
-from tinyserve.server.protocol import ChatRequest, as_chat_request, parse_body, read_model
+from tinyserve.server.protocol import FAST, ChatRequest, as_chat_request, parse_body, read_model
 from tinyserve.server.service import Service
 from tinyserve.server.state import ServerState
 from tinyserve.text.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ class DetokenizeRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], FAST]
 
 
 def add_routes(app: FastAPI, state: ServerState) -> None:
