@@ -306,8 +306,8 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = setting((), "origins that browsers may call from (CORS)")
     allowed_hosts: tuple[str, ...] = setting(
         (),
-        "names in the Host header that are served, '*' for all; where none is given: only "
-        "this machine's own names while listening on loopback without a key, else all",
+        "names in the Host header that are served, '*' for all; where none is given: addresses "
+        "and local names while listening on loopback without a key, else all",
     )
     ssl_certfile: str | None = setting(None, "certificate chain (PEM); makes the server speak TLS")
     ssl_keyfile: str | None = setting(None, "private key of the certificate (PEM)")

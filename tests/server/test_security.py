@@ -32,7 +32,7 @@ from tinyserve.engine.build import Engine
 from tinyserve.errors import ConfigError
 from tinyserve.server import guards, run
 from tinyserve.server.app import create_app
-from tinyserve.server.guards import HostGuard, served_names
+from tinyserve.server.guards import HostGuard, host_rule, is_local_name
 from tinyserve.server.listen import listening
 from tinyserve.server.run import GracefulServer
 from tinyserve.server.web import PATHS
@@ -233,25 +233,26 @@ def test_a_form_of_another_site_cannot_post(served: Live, kind: str) -> None:
 # -- names ----------------------------------------------------------------------------------------
 
 
+LOCAL, ALL = "llm.internal", "evil.example"
+
+
 @pytest.mark.parametrize(
-    ("config", "has_keys", "names"),
+    ("config", "has_keys", "served"),
     [
-        ({}, False, {"localhost", "127.0.0.1", "[::1]"}),
-        ({"host": "::1"}, False, {"localhost", "127.0.0.1", "[::1]"}),
-        ({"host": "127.0.0.5"}, False, {"localhost", "127.0.0.1", "[::1]", "127.0.0.5"}),
-        ({}, True, None),
-        ({"host": "0.0.0.0"}, False, None),
-        ({"uds": "/tmp/x"}, False, None),
-        ({"allowed_hosts": ["llm.example"]}, False, {"llm.example"}),
-        ({"allowed_hosts": ["llm.example"]}, True, {"llm.example"}),
-        ({"allowed_hosts": ["*"]}, False, None),
+        ({}, False, {LOCAL}),
+        ({"host": "::1"}, False, {LOCAL}),
+        ({"host": "localhost"}, False, {LOCAL}),
+        ({}, True, {LOCAL, ALL}),
+        ({"host": "0.0.0.0"}, False, {LOCAL, ALL}),
+        ({"uds": "/tmp/x"}, False, {LOCAL, ALL}),
+        ({"allowed_hosts": ["Evil.example"]}, False, {ALL}),
+        ({"allowed_hosts": ["llm.internal"]}, True, {LOCAL}),
+        ({"allowed_hosts": ["*"]}, False, {LOCAL, ALL}),
     ],
 )
-def test_names_that_are_served(
-    config: dict[str, Any], has_keys: bool, names: set[str] | None
-) -> None:
-    served = served_names(ServerConfig(**config), has_keys=has_keys)
-    assert (None if served is None else set(served)) == names
+def test_names_that_are_served(config: dict[str, Any], has_keys: bool, served: set[str]) -> None:
+    knows = host_rule(ServerConfig(**config), has_keys=has_keys)
+    assert {name for name in (LOCAL, ALL) if knows is None or knows(name)} == served
 
 
 @pytest.mark.parametrize(
@@ -260,7 +261,11 @@ def test_names_that_are_served(
         (b"localhost", True),
         (b"localhost:8000", True),
         (b"LOCALHOST.:8000", True),
+        (b"llm.localhost", True),
+        (b"host.docker.internal:8000", True),
+        (b"desk.local", True),
         (b"127.0.0.1:1", True),
+        (b"192.168.1.5:8000", True),  # an address is no name that could be rebound
         (b"[::1]:8000", True),
         (b"[::1]", True),
         (None, True),
@@ -269,7 +274,9 @@ def test_names_that_are_served(
         (b"localhost.evil.example", False),
         (b"127.0.0.1.evil.example:80", False),
         (b"localhost@evil.example", False),
+        (b"evillocalhost", False),
         (b"", False),
+        (b":8000", False),
         (b"\xff", False),
     ],
 )
@@ -283,10 +290,9 @@ def test_names_in_the_host_header(host: bytes | None, is_known: bool) -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    guard = HostGuard(app, served_names(ServerConfig(), has_keys=False) or ())
     headers = [] if host is None else [(b"host", host)]
     scope = {"type": "http", "path": "/v1/models", "headers": headers}
-    asyncio.run(guard(scope, None, send))  # type: ignore[arg-type]
+    asyncio.run(HostGuard(app, is_local_name)(scope, None, send))  # type: ignore[arg-type]
     assert passed == (["/v1/models"] if is_known else [])
     assert [m["status"] for m in sent if "status" in m] == ([] if is_known else [403])
 

@@ -6,9 +6,11 @@ default: what needs no key is listed here. Keys are compared in constant time, e
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
-from collections.abc import Sequence
+import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tinyserve.config import ServerConfig
@@ -72,15 +74,15 @@ class KeyGuard:
 
 
 class HostGuard:
-    """Answers only where the Host header is one of `names`.
+    """Answers only where the Host header holds a name that `knows` approves of.
 
     A page from elsewhere can have its own name resolved to this machine's address (DNS rebinding)
     and would then be of the same origin as the server; but its name it cannot hide.
     """
 
-    def __init__(self, app: App, names: Sequence[str]) -> None:
+    def __init__(self, app: App, knows: Callable[[str], bool]) -> None:
         self._app = app
-        self._names = frozenset(name.lower() for name in names)
+        self._knows = knows
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or self._is_known(dict(scope["headers"]).get(b"host")):
@@ -95,17 +97,25 @@ class HostGuard:
         name = host.decode("latin-1").lower()
         if not name.endswith("]"):  # a bare IPv6 address has colons of its own
             name = name.rpartition(":")[0] or name
-        return name.rstrip(".") in self._names
+        return self._knows(name.strip("[]").rstrip("."))
 
 
-def served_names(config: ServerConfig, *, has_keys: bool) -> tuple[str, ...] | None:
-    """The names that `HostGuard` lets through; None: all."""
+def host_rule(config: ServerConfig, *, has_keys: bool) -> Callable[[str], bool] | None:
+    """Which names in the Host header are served; None: all."""
     if config.allowed_hosts:
-        return None if "*" in config.allowed_hosts else config.allowed_hosts
+        named = {name.lower() for name in config.allowed_hosts}
+        return None if "*" in named else lambda name: name in named
     if has_keys or config.uds is not None or not _is_loopback(config.host):
         return None
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return ("localhost", "127.0.0.1", "[::1]", host)
+    return is_local_name
+
+
+def is_local_name(name: str) -> bool:
+    """A name that nobody elsewhere can own: an address, this machine, or one of a local network."""
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(name))
+    own = ("localhost", socket.gethostname().lower())
+    return name in own or name.endswith((".localhost", ".local", ".internal"))
 
 
 def _is_loopback(host: str) -> bool:

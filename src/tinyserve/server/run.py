@@ -29,7 +29,7 @@ from tinyserve.engine.build import Engine
 from tinyserve.errors import ConfigError, EngineDeadError
 from tinyserve.server.app import create_app
 from tinyserve.server.connection import Connection
-from tinyserve.server.guards import HostGuard, served_names
+from tinyserve.server.guards import HostGuard, host_rule
 from tinyserve.server.http import App
 from tinyserve.server.listen import doors, listening, raise_file_limit, url_of
 from tinyserve.server.state import ServerState
@@ -64,8 +64,8 @@ def serve(
 
     app = create_app(loading=loading, config=config, on_ready=announce)
     state: ServerState = app.state.tinyserve
-    names = served_names(config, has_keys=bool(state.keys))
-    settings = web_settings(app if names is None else HostGuard(app, names), config)
+    knows = host_rule(config, has_keys=bool(state.keys))
+    settings = web_settings(app if knows is None else HostGuard(app, knows), config)
     raise_file_limit()
     with listening(config) as listener:
         url = url_of(config, listener)
