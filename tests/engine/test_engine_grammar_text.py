@@ -191,7 +191,7 @@ def test_speculation_changes_nothing(method: str) -> None:
         "synthetic",
         num_blocks=400,
         max_model_len=512,
-        speculative_config={"method": method, "num_speculative_tokens": 4},
+        speculative_config={"method": method, "num_speculative_tokens": 4, "adaptive": False},
     )
     wanted = [
         params({"json": PERSON}, temperature=temperature, seed=i, max_tokens=120)
