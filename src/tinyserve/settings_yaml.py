@@ -27,4 +27,8 @@ class _StrictLoader(yaml.SafeLoader):
 
 def load_strict(text: str) -> Any:
     """The value of a YAML document. Raises yaml.YAMLError."""
-    return yaml.load(text, Loader=_StrictLoader)
+    try:
+        return yaml.load(text, Loader=_StrictLoader)
+    except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        # The reader stumbles over some: a list as a key, the 45th of a month, a thousand brackets.
+        raise yaml.YAMLError(f"a value that cannot be read ({error})") from error
