@@ -39,7 +39,7 @@ def test_a_gguf_file_needs_no_suffix_of_its_own(tmp_path: Path) -> None:
 def test_the_default_model_by_either_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_tiny_gguf(tmp_path / "model.gguf", synthetic_checkpoint())
     monkeypatch.setattr(default_model, "default_model_path", lambda progress: path)
-    assert load_checkpoint("default").name == load_checkpoint("").name == "default"
+    assert load_checkpoint("default").name == load_checkpoint("").name == default_model.NAME
 
 
 @pytest.mark.parametrize(

