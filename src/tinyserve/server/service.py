@@ -14,7 +14,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from tinyserve.engine.build import Engine
@@ -233,10 +233,11 @@ class Service:
         requests: list[EngineRequest] = []
         parts: list[PromptPart] = []
         for i, (ids, echo) in enumerate(zip(*prompts, strict=True)):
+            kept = self._kept(ids, body, params)
             request = self.engine.intake.request(
                 f"{group}-{i}",
-                self._kept(ids, body, params),
-                params,
+                kept,
+                self._fitting(params, body, len(kept)),
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
                 speculative=body.speculative is not False,
@@ -276,6 +277,16 @@ class Service:
         return self.engine.intake.tokenizer.decode(
             kept, skip_special_tokens=params.skip_special_tokens
         )
+
+    def _fitting(
+        self, params: SamplingParams, body: GenerationRequest, num_prompt: int
+    ) -> SamplingParams:
+        """A length that the client has not named shrinks to the room, rather than be refused."""
+        default = params.max_tokens
+        room = max(self.room - num_prompt, params.min_tokens, 1)
+        if default is None or default <= room or "max_tokens" in body.sampling_fields():
+            return params
+        return replace(params, max_tokens=room)
 
     def _kept(self, ids: list[int], body: GenerationRequest, params: SamplingParams) -> list[int]:
         """The prompt, or its end where the client has asked for that (-1: what leaves room)."""

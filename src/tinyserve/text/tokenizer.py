@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SHORT = 2048  # characters
+
 
 class Tokenizer:
     """Encodes prompts and decodes tokens of one model. `vocab_size`: known ids are below it."""
@@ -69,7 +71,7 @@ class Tokenizer:
         Raises RequestError for text that is not Unicode (a lone surrogate).
         """
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            ids = self._encode(text)
         except (TypeError, UnicodeEncodeError):
             raise RequestError("the text holds a lone surrogate, which is no character") from None
         if not add_special_tokens or not self._prefix:
@@ -78,6 +80,16 @@ class Tokenizer:
             self._warn_of_double_bos()
             return [*self._prefix[:-1], *ids]
         return [*self._prefix, *ids]
+
+    def _encode(self, text: str) -> list[int]:
+        """Only the library's batches let go of the interpreter: a long text must go as one, or
+        every stream and /health wait for it. For a short one, that costs more than it gives.
+        """
+        if len(text) <= SHORT:
+            ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        else:
+            ids = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence; invalid UTF-8 becomes U+FFFD, unknown ids nothing."""

@@ -38,6 +38,8 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
+        if not name:  # /v1/models/
+            return await models()
         service, _ = state.ready()
         if name not in (*service.names, ALIAS):
             raise UnknownModelError(name)
