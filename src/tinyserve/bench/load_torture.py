@@ -5,7 +5,8 @@
 Starts a server, asks it each of some prompts alone, and then
 
 - a crowd: `--streams` plus `--queued` requests at once, some of which hang up at random moments;
-- an overload: requests at `--overload` times the pace of the crowd, for `--seconds`.
+- an overload: requests at `--overload` times the pace of the crowd, for a while to warm up, then
+  for `--seconds`.
 
 Every answer is compared with the one that was given alone: greedy, so it must be the same text.
 Whoever is not answered must have been told 429. Meanwhile `/health` is asked again and again, and
@@ -175,14 +176,15 @@ async def torture(args: argparse.Namespace, base: str, pid: int) -> dict[str, An
     expected = await answers_alone(load)
     watch = Watch(base, pid)
     await watch.start()
-    first = await crowd(load, args.streams + args.queued, expected)
-    watch.mark()
-    rate = args.overload * first.counts["ended"] / first.seconds
-    second = await overload(load, rate, args.seconds, expected)
+    phases = {"crowd": await crowd(load, args.streams + args.queued, expected)}
+    rate = args.overload * phases["crowd"].counts["ended"] / phases["crowd"].seconds
+    phases["warm-up"] = await overload(load, rate, args.seconds / 4, expected)
+    watch.mark()  # every buffer has been as large as it will be
+    phases["overload"] = await overload(load, rate, args.seconds, expected)
     return {
         "phases": {
             name: {**outcome.counts, "seconds": outcome.seconds, "wrong_first": outcome.wrong[:5]}
-            for name, outcome in (("crowd", first), ("overload", second))
+            for name, outcome in phases.items()
         },
         "overload_rate": rate,
         **await watch.finish(),
@@ -224,6 +226,8 @@ def main(argv: list[str] | None = None) -> None:
     add("--out", help="write the result as JSON")
     args = parser.parse_args(argv)
     limits = ["--max-num-seqs", str(args.streams), "--max-queued-requests", str(args.queued)]
+    blocks = args.streams * (2 + args.tokens // 16)  # few, so that all have soon been touched
+    limits += ["--num-blocks", str(blocks)]
     with served([args.model, *limits]) as (base, pid):
         result = asyncio.run(torture(args, base, pid))
     header = ("phase", "ended", "left", "refused", "wrong", "seconds")
