@@ -207,7 +207,7 @@ def assert_nothing_is_left(served: Live) -> None:
     wait_for(lambda: bridge.stats.num_waiting + bridge.stats.num_running == 0)
     wait_for(lambda: bridge.stats.num_swapped == 0)
     assert (bridge.num_queued, bridge.num_open) == (0, 0)
-    assert not bridge._groups
+    wait_for(lambda: not bridge._groups)
     assert not bridge._inside.waiting
     assert not served.engine.core._jobs
     kv.check()
