@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from kernel_tools import same_bits
@@ -143,6 +145,27 @@ def test_penalties_by_hand(backend: Backend) -> None:
     assert greedy(allowed_ids=only, output_ids=three, presence=-0.2) == 3
     ids, values = np.array([4], np.int32), np.array([5.0], np.float32)
     assert greedy(bias_ids=ids, bias_values=values) == 4
+
+
+def test_ids_outside_the_vocabulary_name_no_logit(backend: Backend) -> None:
+    """They once reached outside the row (LOAD-08's kind): the neighbours' memory, or the heap's."""
+    wide = np.zeros((3, 16), np.float32)
+    logits = wide[1:2]
+    logits[0, 3] = 1.0
+    strange = np.array([-1, 16, 17, 2**31 - 1, -(2**31)], np.int32)
+    fields: dict[str, Any] = {
+        "banned_ids": strange,
+        "allowed_ids": np.array([3, 4, *strange], np.int32),
+        "bias_ids": strange,
+        "bias_values": np.full(5, 100.0, np.float32),
+        "prompt_ids": strange,
+        "output_ids": strange,
+    }
+    draw = Draw(0, **fields, repetition=1.5, presence=0.5, frequency=0.5)
+    (drawn,) = backend.sample(logits, [draw])
+    assert (drawn.token_id, drawn.failure) == (3, 0)
+    assert not wide[0].any()
+    assert not wide[2].any()
 
 
 def test_logprobs_are_raw(backend: Backend, rng: np.random.Generator) -> None:

@@ -201,20 +201,19 @@ def _mix(x: int) -> int:
 
 def _adjusted(logits: F32, draw: Draw) -> F32:
     x = logits.copy()
+    size = len(x)
     if draw.mask is not None:
-        allowed = np.unpackbits(draw.mask.view(np.uint8), bitorder="little")[: len(x)]
+        allowed = np.unpackbits(draw.mask.view(np.uint8), bitorder="little")[:size]
         x[allowed == 0] = -np.inf
     if draw.allowed_ids is not None:
-        others = np.ones(len(x), bool)
-        others[draw.allowed_ids] = False
+        others = np.ones(size, bool)
+        others[_known(draw.allowed_ids, size)] = False
         x[others] = -np.inf
-    if draw.banned_ids is not None:
-        x[draw.banned_ids] = -np.inf
+    x[_known(draw.banned_ids, size)] = -np.inf
     if draw.bias_ids is not None and draw.bias_values is not None:
-        x[draw.bias_ids] += draw.bias_values
-    empty = np.zeros(0, np.int32)
-    output = empty if draw.output_ids is None else draw.output_ids
-    prompt = empty if draw.prompt_ids is None else draw.prompt_ids
+        known = (draw.bias_ids >= 0) & (draw.bias_ids < size)
+        x[draw.bias_ids[known]] += draw.bias_values[known]
+    output, prompt = _known(draw.output_ids, size), _known(draw.prompt_ids, size)
     if draw.repetition != 1.0:
         seen = np.union1d(prompt, output)
         r = np.float32(draw.repetition)
@@ -223,6 +222,13 @@ def _adjusted(logits: F32, draw: Draw) -> F32:
         ids, counts = np.unique(output, return_counts=True)
         x[ids] -= np.float32(draw.presence) + np.float32(draw.frequency) * counts.astype(np.float32)
     return x
+
+
+def _known(ids: I32 | None, size: int) -> I32:
+    """The ids that name a logit; others are passed over."""
+    if ids is None:
+        return np.zeros(0, np.int32)
+    return ids[(ids >= 0) & (ids < size)]
 
 
 def _draw(x: F32, draw: Draw) -> int:

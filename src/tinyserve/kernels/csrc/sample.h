@@ -69,37 +69,44 @@ inline bool is_broken(const float* x, int n) {
   return count != n || max_lanes(top) == INFINITY;
 }
 
+// Every id of a list, and its place there; ids outside the vocabulary name no logit and are passed over.
+template <class F>
+TS_INLINE void each_id(const int32_t* ids, int count, int vocab, F&& f) {
+  for (int i = 0; i < count; ++i)
+    if (static_cast<uint32_t>(ids[i]) < static_cast<uint32_t>(vocab)) f(ids[i], i);
+}
+
 // Masks, bias and penalties, in place.
 inline void adjust(float* x, int vocab, const SampleArgs& a, int32_t* seen) {
+  auto forget = [&](int32_t id, int) { seen[id] = 0; };
   if (a.mask)
     for (int i = 0; i < vocab; ++i)
       if (!(a.mask[i / 32] >> (i % 32) & 1)) x[i] = -INFINITY;
   if (a.num_allowed > 0) {
     for (int i = 0; i < vocab; ++i) seen[i] = 0;
-    for (int i = 0; i < a.num_allowed; ++i) seen[a.allowed_ids[i]] = 1;
+    each_id(a.allowed_ids, a.num_allowed, vocab, [&](int32_t id, int) { seen[id] = 1; });
     for (int i = 0; i < vocab; ++i)
       if (!seen[i]) x[i] = -INFINITY;
   }
-  for (int i = 0; i < a.num_banned; ++i) x[a.banned_ids[i]] = -INFINITY;
-  for (int i = 0; i < a.num_bias; ++i) x[a.bias_ids[i]] += a.bias_values[i];
+  each_id(a.banned_ids, a.num_banned, vocab, [&](int32_t id, int) { x[id] = -INFINITY; });
+  each_id(a.bias_ids, a.num_bias, vocab, [&](int32_t id, int i) { x[id] += a.bias_values[i]; });
   if (a.repetition != 1.0f) {
-    for (int i = 0; i < a.num_prompt; ++i) seen[a.prompt_ids[i]] = 0;
-    for (int i = 0; i < a.num_output; ++i) seen[a.output_ids[i]] = 0;
-    auto once = [&](int32_t id) {
+    auto once = [&](int32_t id, int) {
       if (seen[id]++ == 0) x[id] = x[id] > 0.0f ? x[id] / a.repetition : x[id] * a.repetition;
     };
-    for (int i = 0; i < a.num_prompt; ++i) once(a.prompt_ids[i]);
-    for (int i = 0; i < a.num_output; ++i) once(a.output_ids[i]);
+    each_id(a.prompt_ids, a.num_prompt, vocab, forget);
+    each_id(a.output_ids, a.num_output, vocab, forget);
+    each_id(a.prompt_ids, a.num_prompt, vocab, once);
+    each_id(a.output_ids, a.num_output, vocab, once);
   }
   if (a.presence != 0.0f || a.frequency != 0.0f) {
-    for (int i = 0; i < a.num_output; ++i) seen[a.output_ids[i]] = 0;
-    for (int i = 0; i < a.num_output; ++i) ++seen[a.output_ids[i]];
-    for (int i = 0; i < a.num_output; ++i) {
-      const int32_t id = a.output_ids[i];
-      if (seen[id] == 0) continue;
+    each_id(a.output_ids, a.num_output, vocab, forget);
+    each_id(a.output_ids, a.num_output, vocab, [&](int32_t id, int) { ++seen[id]; });
+    each_id(a.output_ids, a.num_output, vocab, [&](int32_t id, int) {
+      if (seen[id] == 0) return;
       x[id] -= a.presence + a.frequency * static_cast<float>(seen[id]);
       seen[id] = 0;
-    }
+    });
   }
 }
 
@@ -256,7 +263,7 @@ inline void report(const float* logits, int vocab, const SampleArgs& a, int32_t*
 
 void sample_row(const float* logits, int vocab, const SampleArgs& a, float* work, int32_t* order, SampleResult* result,
                 int32_t* top_ids, float* top_logprobs) {
-  *result = {a.target >= 0 ? a.target : 0, 0, is_broken(logits, vocab), 0.0f};
+  *result = {a.target >= 0 ? a.target : 0, 0, is_broken(logits, vocab) || a.target >= vocab, 0.0f};
   if (result->is_nan) return;
   if (a.target < 0) {
     const bool plain = !a.mask && !a.num_allowed && !a.num_banned && !a.num_bias && a.repetition == 1.0f &&
