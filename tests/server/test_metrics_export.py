@@ -10,6 +10,8 @@ from helpers.fake_service import make_engine
 from helpers.live_server import Live, live, wait_for
 from helpers.metrics import Scrape, scrape
 
+from tinyserve.server.observe.http import METHODS
+
 GAUGES = {
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
@@ -178,7 +180,7 @@ def test_routes_are_counted_by_template_and_never_by_path(served: Live) -> None:
     metrics = scrape(served.client)
     rows = list(metrics.labels("http_requests_total"))
     assert not [row for row in rows if "unknown" in row["handler"] or "nowhere" in row["handler"]]
-    assert {row["method"] for row in rows} <= {"GET", "HEAD", "POST", "OTHER", "DELETE"}
+    assert {row["method"] for row in rows} <= {*METHODS, "OTHER"}
     assert {row["status"] for row in rows} <= {"1xx", "2xx", "3xx", "4xx", "5xx"}
     model = {"handler": "/v1/models/{name:path}", "method": "GET", "status": "4xx"}
     assert metrics("http_requests_total", **model) >= 5
