@@ -131,7 +131,7 @@ def test_calls_of_the_wrong_kind(calls: Any) -> None:
     message = {"role": "assistant", "content": None, "tool_calls": calls}
     with pytest.raises(RequestError, match="tool_calls") as caught:
         render(KNOWING, USER, message)
-    assert caught.value.param == "messages"
+    assert str(caught.value.param).startswith("messages[1].tool_calls")
 
 
 def test_ids_that_a_template_would_refuse_are_replaced() -> None:
