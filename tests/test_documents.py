@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 import tinyserve
-from tinyserve.bench.offline import argument_parser
-from tinyserve.bench.spec_bench import spec_parser
 from tinyserve.config import TinyServeConfig, all_settings
 
 SOURCE = Path(tinyserve.__file__).parent
@@ -57,8 +55,8 @@ def test_the_default_configuration_is_the_default() -> None:
 def test_settings_in_the_readme_exist() -> None:
     text = text_of("README.md")
     flags = {flag for declared in all_settings() for flag in declared.flags} | {"--config"}
-    for parser in (argument_parser(), spec_parser()):
-        flags |= {f for action in parser._actions for f in action.option_strings}
+    for program in (SOURCE / "bench").glob("*.py"):
+        flags |= set(re.findall(r'"(--[a-z-]+)"', program.read_text(encoding="utf-8")))
     switches = (declared for declared in all_settings() if declared.kind == "bool")
     flags |= {flag.replace("--", "--no-", 1) for switch in switches for flag in switch.flags}
     plugin = (SOURCE / "pytest_plugin.py").read_text(encoding="utf-8")
