@@ -64,11 +64,11 @@ def test_an_overload_is_answered_or_refused() -> None:
 def test_what_the_program_counts_as_broken() -> None:
     good: dict[str, Any] = {
         "phases": {"crowd": {"ended": 5}, "overload": {"ended": 5, "refused": 3}},
-        "health_ms": {"max": 20.0},
+        "health_ms": {"p99": 20.0},
         "is_idle_after": True,
     }
     assert broken(good) == []
-    assert broken({**good, "health_ms": {"max": 101.0}})
+    assert broken({**good, "health_ms": {"p99": 101.0}})
     assert broken({**good, "is_idle_after": False})
     wrong = {"crowd": {"ended": 5, "wrong": 1, "wrong_first": ["x"]}, "overload": {"ended": 5}}
     assert len(broken({**good, "phases": wrong})) == 2

@@ -55,7 +55,8 @@ class _Watcher:
         place = urllib.parse.urlsplit(base)
         self._address = place.hostname or "127.0.0.1", place.port or 80
         self._pid = pid
-        self._latencies_ms: list[float] = []
+        self._latencies: list[tuple[float, float]] = []  # time, milliseconds
+        self._began = time.perf_counter()
         self._memory: list[tuple[float, float]] = []  # time, MiB
         self._warm_at = 0.0
         self._is_over = threading.Event()
@@ -66,7 +67,7 @@ class _Watcher:
         while not self._is_over.wait(INTERVAL_S):
             began = time.perf_counter()
             self._health()
-            self._latencies_ms.append(1000 * (time.perf_counter() - began))
+            self._latencies.append((began, 1000 * (time.perf_counter() - began)))
         return {**self._result(), "is_idle_after": self._becomes_idle()}
 
     def _obey(self) -> None:
@@ -102,7 +103,8 @@ class _Watcher:
         return False
 
     def _result(self) -> dict[str, Any]:
-        latencies = sorted(self._latencies_ms)
+        latencies = sorted(latency for _, latency in self._latencies)
+        slowest = sorted(self._latencies, key=lambda pair: -pair[1])[:10]
         warm = [sample for sample in self._memory if sample[0] >= self._warm_at]
         return {
             "health_ms": {
@@ -110,6 +112,9 @@ class _Watcher:
                 "p50": latencies[len(latencies) // 2],
                 "p99": latencies[int(len(latencies) * 0.99)],
                 "max": latencies[-1],
+                "slowest_at_s": [
+                    [round(at - self._began, 2), round(latency)] for at, latency in slowest
+                ],
             },
             "memory_mib": {
                 "before": self._memory[0][1] if self._memory else None,
