@@ -178,10 +178,12 @@ def test_a_cut_answer_goes_on_where_it_stopped(page: Page, served: Live) -> None
 def test_settings_are_sent_and_kept_and_bad_ones_are_not(page: Page, served: Live) -> None:
     bodies = sent(page)
     served.runner.says("fine")
+    expect(page.locator("[name=temperature]")).to_have_attribute("placeholder", "0.2")
     say(page, "none set")
     expect_answer(page, "fine")
     names = {"temperature", "top_p", "top_k", "min_p", "max_tokens", "seed", "stop"}
-    assert not names & set(bodies[0])
+    suited = {"temperature": 0.2, "top_p": 0.9}  # what suits the default model
+    assert {name: bodies[0][name] for name in names & set(bodies[0])} == suited
     page.get_by_role("button", name="Settings").click()
     values = {
         "Temperature": "0.5", "Top p": "0.9", "Top k": "40", "Min p": "0.05", "Most tokens": "50",
@@ -209,7 +211,7 @@ def test_settings_are_sent_and_kept_and_bad_ones_are_not(page: Page, served: Liv
     page.get_by_role("button", name="Done").click()
     say(page, "cleared")
     expect_answer(page, "fine", index=1)
-    assert not names & set(bodies[-1])
+    assert {name: bodies[-1][name] for name in names & set(bodies[-1])} == suited
 
 
 def test_conversations_are_kept_in_the_browser(page: Page, served: Live) -> None:

@@ -24,6 +24,7 @@ from tinyserve.config import ModelOptions, TinyServeConfig, all_settings
 from tinyserve.engine.build import Engine, build_engine
 from tinyserve.kernels.select import BackendChoice
 from tinyserve.models import progress as progress_module
+from tinyserve.models.default_model import chat_sampling
 from tinyserve.models.progress import shown
 from tinyserve.models.synthetic import synthetic_checkpoint
 
@@ -238,7 +239,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_chat_samples_as_the_default_models_card_says(
     options: dict[str, Any], want: dict[str, float]
 ) -> None:
-    assert chat.recommended(ModelOptions(**options)) == want
+    assert chat_sampling(ModelOptions(**options)) == want
 
 
 def test_the_chat_says_how_it_samples_and_flags_win(

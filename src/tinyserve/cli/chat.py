@@ -10,10 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tinyserve.cli.options import configuration, sampling_fields
-from tinyserve.config import ModelOptions
 from tinyserve.errors import RequestError
 from tinyserve.logs import configure_logging
-from tinyserve.models.default_model import CHAT_SAMPLING
+from tinyserve.models.default_model import chat_sampling
 
 if TYPE_CHECKING:
     from tinyserve.engine.llm import LLM
@@ -33,24 +32,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     from tinyserve.engine.llm import LLM
 
-    fields = {**recommended(config.model), **sampling_fields(arguments)}
+    fields = {**chat_sampling(config.model), **sampling_fields(arguments)}
     with LLM(config=config) as llm:
         shown = ", ".join(f"{name} {value}" for name, value in sorted(fields.items()))
         print(f"{llm.engine.model_name}{shown and f' ({shown})'}. /help for help.", file=sys.stderr)
         talk(llm, Conversation(arguments.system), fields)
     return 0
-
-
-def recommended(options: ModelOptions) -> dict[str, float]:
-    """Sampling that suits the default model, which rambles at temperature 1.
-
-    Only here: the HTTP API and `LLM` keep to what requests and generation_config.json say. An
-    operator's sampling defaults win, and --generation-config none turns this off too.
-    """
-    if options.name not in ("", "default") or options.generation_config != "auto":
-        return {}
-    given = options.override_generation_config or {}
-    return {name: value for name, value in CHAT_SAMPLING.items() if name not in given}
 
 
 @dataclass

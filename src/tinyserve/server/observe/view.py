@@ -17,6 +17,7 @@ from tinyserve.engine.request import EngineRequest, EngineStats
 from tinyserve.engine.runner import ModelRunner
 from tinyserve.engine.snapshot import EngineSnapshot, SequenceState
 from tinyserve.kernels.select import choose_backend
+from tinyserve.models.default_model import chat_sampling
 from tinyserve.server.observe.histogram import Window
 from tinyserve.server.observe.metrics import Metrics
 
@@ -44,6 +45,7 @@ def static_view(engine: Engine, model: str) -> dict[str, Any]:
             "policy": scheduler.policy,
             "kv_cache_dtype": kv_cache_dtype(engine),
             "prefix_caching": cache.enable_prefix_caching,
+            "chat_sampling": chat_sampling(engine.config.model),  # what the page starts from
         },
     }
 

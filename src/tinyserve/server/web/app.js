@@ -122,6 +122,7 @@ function showModels(found) {
 }
 
 function showState(state, error) {
+  if (state) settings.suggest(state.settings.chat_sampling ?? {});
   const pill = byId("pill");
   const busy = state ? state.queue.running + state.queue.waiting + state.queue.swapped + state.queue.depth : 0;
   pill.dataset.state = error ? "bad" : busy ? "busy" : "idle";
@@ -134,8 +135,9 @@ function showState(state, error) {
 
 // --- all together ----------------------------------------------------------------------------------------------------
 
+const settings = new Settings(byId("settings-form"));
 const engine = new EngineView({ isShown: () => !byId("engine").hidden, onState: showState });
-new Chat(new Settings(byId("settings-form")), () => (models.length > 1 ? { model: byId("model").value } : {}));
+new Chat(settings, () => (models.length > 1 ? { model: byId("model").value } : {}));
 
 addEventListener("hashchange", showView);
 WIDE.addEventListener("change", showView);

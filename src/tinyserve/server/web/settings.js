@@ -8,6 +8,8 @@ const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed",
 const MAX_STOPS = 4;
 
 export class Settings {
+  #suited = {}; // what suits the model where the user has set nothing
+
   constructor(form) {
     this.form = form;
     const kept = read("settings", {});
@@ -26,8 +28,21 @@ export class Settings {
     return this.form.elements.system.value.trim();
   }
 
-  // The fields of a request. What is not valid is left out, and marked in the form.
+  // What suits the model in a chat, as the server says.
+  suggest(suited) {
+    this.#suited = suited;
+    for (const [name, value] of Object.entries(suited)) {
+      if (NUMBERS.includes(name)) this.form.elements[name].placeholder = String(value);
+    }
+  }
+
+  // The fields of a request: what was set, or else suits the model.
   fields() {
+    return { ...this.#suited, ...this.#set() };
+  }
+
+  // What was set. What is not valid is left out, and marked in the form.
+  #set() {
     const fields = {};
     for (const name of NUMBERS) {
       const control = this.form.elements[name];
@@ -55,7 +70,7 @@ export class Settings {
     this.#stops();
     const values = this.#controls().map(({ name, value }) => [name, value]);
     write("settings", Object.fromEntries(values));
-    const changed = Object.keys(this.fields()).length + (this.system ? 1 : 0);
+    const changed = Object.keys(this.#set()).length + (this.system ? 1 : 0);
     byId("settings-count").textContent = changed ? String(changed) : "";
   }
 }
