@@ -11,7 +11,8 @@ import pytest
 from helpers.native import require_native
 
 from tinyserve.bench import ceilings, peers
-from tinyserve.bench.peer_engines import Case, LlamaCpp, PythonPeer
+from tinyserve.bench.offline_cases import Case
+from tinyserve.bench.peer_engines import LlamaCpp, PythonPeer
 from tinyserve.bench.served import free_port, serving
 
 BATCHED = """| PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | S_TG t/s | T s | S t/s |

@@ -19,7 +19,6 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import random
 import re
 import subprocess
@@ -173,7 +172,6 @@ def served(arguments: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 async def torture(args: argparse.Namespace, base: str, pid: int) -> dict[str, Any]:
     """Both phases under watch; the result."""
-    os.nice(5)  # the clients share the cores: what they take is not the server's fault
     load = Load(f"{base}/v1/completions", args.tokens, args.leave, args.seed)
     expected = await answers_alone(load)
     watch = Watch(base, pid)

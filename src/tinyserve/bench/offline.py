@@ -13,20 +13,18 @@ import argparse
 import dataclasses
 import json
 import platform
-import re
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tinyserve.bench.ceilings import FMA, INT16, U4S8, multiply_rate, read_bandwidth
+from tinyserve.bench.offline_cases import Case, measure
+from tinyserve.bench.peer_engines import LlamaCpp
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine, build_engine
-from tinyserve.engine.request import EngineRequest
-from tinyserve.engine.sampling import SamplingParams
 from tinyserve.kernels.threads import default_threads
 
 Measure = Callable[[], float]
@@ -38,14 +36,12 @@ def main(argv: list[str] | None = None) -> None:
     runner: Any = engine.core.runner
     backend = runner.backend
     cases = _cases(engine, args)
-    if args.llama_bin:
-        cases.update(_llama_cases(args))
     rounds: dict[str, list[float]] = {name: [] for name in cases}
     ceilings: dict[str, list[float]] = {"read_gb_s": []}
     for number in range(args.repeat):
         ceilings["read_gb_s"].append(read_bandwidth(backend.variant, backend.threads) / 1e9)
-        for name, measure in sorted(cases.items(), key=lambda case: case[0].split(":")[::-1]):
-            rounds[name].append(measure())
+        for name, run in sorted(cases.items(), key=lambda case: case[0].split(":")[::-1]):
+            rounds[name].append(run())
             print(f"round {number + 1}: {name} {rounds[name][-1]:.1f} tok/s", file=sys.stderr)
     for name, kind in (("f32_gmac_s", FMA), ("int16_gmac_s", INT16), ("u4s8_gmac_s", U4S8)):
         ceilings[name] = [multiply_rate(backend.variant, backend.threads, kind) / 1e9]
@@ -104,81 +100,18 @@ def _config(args: argparse.Namespace) -> TinyServeConfig:
 
 
 def _cases(engine: Engine, args: argparse.Namespace) -> dict[str, Measure]:
-    cases: dict[str, Measure] = {}
-    for streams in args.streams.split(","):
-        cases[f"tinyserve:decode {streams}"] = lambda n=int(streams): _decode(  # type: ignore[misc]
-            engine, n, args.prompt, args.new, args.seed
-        )
-    cases[f"tinyserve:prefill {args.prefill}"] = lambda: _prefill(engine, args.prefill, args.seed)
-    return cases
-
-
-def _decode(engine: Engine, streams: int, prompt: int, new: int, seed: int) -> float:
-    """Tokens per second over all streams once every prompt is computed."""
-    core = engine.core
-    params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
-    for i in range(streams):
-        core.add_request(
-            EngineRequest(
-                request_id=str(i), prompt_token_ids=_tokens(prompt, seed + i), params=params
-            )
-        )
-    produced = dict.fromkeys(range(streams), 0)
-    while not all(produced.values()):
-        for output in core.step():
-            produced[int(output.request_id)] += len(output.new_token_ids)
-    before = sum(produced.values())
-    begin = time.perf_counter()
-    total = before
-    while core.has_work():
-        total += sum(len(output.new_token_ids) for output in core.step())
-    return (total - before) / (time.perf_counter() - begin)
-
-
-def _prefill(engine: Engine, length: int, seed: int) -> float:
-    """Prompt tokens per second of one prompt, its first token included."""
-    core = engine.core
-    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-    core.add_request(
-        EngineRequest(request_id="p", prompt_token_ids=_tokens(length, seed), params=params)
-    )
-    begin = time.perf_counter()
-    while core.has_work():
-        core.step()
-    return length / (time.perf_counter() - begin)
-
-
-def _tokens(count: int, seed: int) -> list[int]:
-    return [100 + (seed * 7919 + i * 31) % 1000 for i in range(count)]
-
-
-def _llama_cases(args: argparse.Namespace) -> dict[str, Measure]:
-    folder = Path(args.llama_bin)
-    threads = str(args.threads or default_threads()[0])
-    cases: dict[str, Measure] = {}
-    for streams in args.streams.split(","):
-        command = [
-            *(str(folder / "llama-batched-bench"), "-m", args.llama_model, "-t", threads),
-            *("-c", str((args.prompt + args.new) * int(streams) + 256), "-b", "2048", "-ub", "512"),
-            *("-npp", str(args.prompt), "-ntg", str(args.new), "-npl", streams),
-        ]
-        cases[f"llama.cpp:decode {streams}"] = lambda c=command: _batched_bench(c)  # type: ignore[misc]
-    bench = [
-        *(str(folder / "llama-bench"), "-m", args.llama_model, "-t", threads, "-r", "1"),
-        *("-p", str(args.prefill), "-n", "0", "-o", "json"),
-    ]
-    cases[f"llama.cpp:prefill {args.prefill}"] = lambda: float(json.loads(_run(bench))[0]["avg_ts"])
-    return cases
-
-
-def _batched_bench(command: list[str]) -> float:
-    """The S_TG column (decode tokens per second) of the last row of the table it prints."""
-    rows = [line for line in _run(command).splitlines() if re.match(r"\|\s*\d", line)]
-    return float(rows[-1].split("|")[8])
-
-
-def _run(command: list[str]) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    """Every case of ours and, where it is there, of llama.cpp: "engine:case" -> tokens a second."""
+    cases = [Case(int(s), args.prompt, args.new) for s in args.streams.split(",")]
+    cases.append(Case(0, args.prefill, 1))
+    measures: dict[str, Measure] = {}
+    for case in cases:
+        measures[f"tinyserve:{case.name}"] = partial(measure, engine.core, case, args.seed)
+    if args.llama_bin:
+        threads = args.threads or default_threads()[0]
+        peer = LlamaCpp("llama.cpp", Path(args.llama_bin), Path(args.llama_model), threads)
+        for case in cases:
+            measures[f"llama.cpp:{case.name}"] = partial(peer.offline, case)
+    return measures
 
 
 def _result(

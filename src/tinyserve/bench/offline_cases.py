@@ -3,10 +3,31 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 from tinyserve.engine.core import EngineCore
 from tinyserve.engine.request import EngineRequest
 from tinyserve.engine.sampling import SamplingParams
+
+
+@dataclass(frozen=True)
+class Case:
+    """One offline case: `streams` that decode at once, or with 0 one prompt of `prompt` tokens."""
+
+    streams: int
+    prompt: int
+    new: int
+
+    @property
+    def name(self) -> str:
+        return f"decode {self.streams}" if self.streams else f"prefill {self.prompt}"
+
+
+def measure(core: EngineCore, case: Case, seed: int = 0) -> float:
+    """Tokens per second of one case."""
+    if case.streams:
+        return decode(core, case.streams, case.prompt, case.new, seed)
+    return prefill(core, case.prompt, seed)
 
 
 def decode(core: EngineCore, streams: int, prompt: int, new: int, seed: int = 0) -> float:

@@ -16,20 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from tinyserve.bench.offline_cases import Case
+
 SCRIPT = Path("benchmarks/peer_offline.py")  # from the root of a checkout
-
-
-@dataclass(frozen=True)
-class Case:
-    """One offline case: `streams` that decode at once, or with 0 one prompt of `prompt` tokens."""
-
-    streams: int
-    prompt: int
-    new: int
-
-    @property
-    def name(self) -> str:
-        return f"decode {self.streams}" if self.streams else f"prefill {self.prompt}"
 
 
 class Peer(Protocol):
@@ -56,7 +45,7 @@ class LlamaCpp:
     model: Path
     threads: int
 
-    def offline(self, case: Case) -> float | None:
+    def offline(self, case: Case) -> float:
         if not case.streams:
             found = json.loads(
                 self._run("llama-bench", "-r", "1", "-p", case.prompt, "-n", "0", "-o", "json")

@@ -17,7 +17,6 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from tinyserve.bench import offline_cases
 from tinyserve.bench.ceilings import Ceilings
 from tinyserve.bench.common import (
     argument_parser,
@@ -31,7 +30,8 @@ from tinyserve.bench.common import (
 )
 from tinyserve.bench.latency import summary
 from tinyserve.bench.loadgen import Target, run
-from tinyserve.bench.peer_engines import Case, LlamaCpp, Peer, PythonPeer, Tinyserve
+from tinyserve.bench.offline_cases import Case, measure
+from tinyserve.bench.peer_engines import LlamaCpp, Peer, PythonPeer, Tinyserve
 from tinyserve.bench.served import free_port, serving
 from tinyserve.bench.sweep_pareto import median_of
 from tinyserve.bench.workload import Shape
@@ -133,7 +133,7 @@ def offline(args: argparse.Namespace, peers: list[Peer]) -> dict[str, Any]:
     for number in range(args.repeat):
         for case in cases:
             ceilings.measure()
-            speeds = {OURS: _ours(engine, case, args.seed + number)}
+            speeds = {OURS: measure(engine.core, case, args.seed + number)}
             speeds |= {peer.name: s for peer in peers if (s := peer.offline(case)) is not None}
             for name, speed in speeds.items():
                 rounds[case.name].setdefault(name, []).append(speed)
@@ -156,12 +156,6 @@ def ratios(by_engine: dict[str, list[float]]) -> dict[str, float]:
         for name, theirs in by_engine.items()
         if name != OURS
     }
-
-
-def _ours(engine: Engine, case: Case, seed: int) -> float:
-    if case.streams:
-        return offline_cases.decode(engine.core, case.streams, case.prompt, case.new, seed)
-    return offline_cases.prefill(engine.core, case.prompt, seed)
 
 
 def _bounds(engine: Engine, ceilings: dict[str, float]) -> dict[str, float]:
