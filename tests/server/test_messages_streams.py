@@ -22,7 +22,7 @@ PIECES = ["a 😀", " ", "\n\n", "it is", CALL, "<tool_call>\n{", "</tool_call>"
 
 
 @pytest.fixture(scope="module")
-def roomy() -> Iterator[Live]:
+def shared_server() -> Iterator[Live]:
     engine = make_engine(
         scheduler={"max_model_len": 1024, "max_num_batched_tokens": 512},
         cache={"num_blocks": 1024, "block_size": 8},
@@ -30,14 +30,6 @@ def roomy() -> Iterator[Live]:
     )
     with live(engine) as running:
         yield running
-
-
-@pytest.fixture
-def served(roomy: Live) -> Iterator[Live]:
-    roomy.runner.reset()
-    yield roomy
-    roomy.runner.reset()
-    roomy.wait_idle()
 
 
 def stream(served: Live, **body: Any) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</
 
 
 @pytest.fixture(scope="module")
-def roomy() -> Iterator[Live]:
+def shared_server() -> Iterator[Live]:
     engine = make_engine(
         scheduler={"max_model_len": 2048, "max_num_batched_tokens": 512},
         cache={"num_blocks": 2048, "block_size": 8},
@@ -35,23 +35,6 @@ def roomy() -> Iterator[Live]:
     )
     with live(engine) as running:
         yield running
-
-
-@pytest.fixture
-def plain() -> Iterator[Live]:
-    """A server that reads no thinking: a random model would think where it may."""
-    engine = make_engine(scheduler={"max_model_len": 2048}, cache={"num_blocks": 1024})
-    with live(engine) as running:
-        yield running
-
-
-@pytest.fixture
-def served(roomy: Live) -> Iterator[Live]:
-    roomy.runner.reset()
-    roomy.engine.core._kv.clear_cache()
-    yield roomy
-    roomy.runner.reset()
-    roomy.wait_idle()
 
 
 @pytest.fixture
