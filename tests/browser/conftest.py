@@ -13,12 +13,14 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from browser_page import Pages
 from helpers.fake_service import make_engine
 from helpers.live_server import Live, live
+
+if TYPE_CHECKING:
+    from browser_page import Pages
 
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -34,6 +36,8 @@ MISSING = [
 HOW = "pip install -e '.[dev,clients]' and, say, apt-get install chromium"
 REASON = f"{' and '.join(MISSING)} not installed: {HOW}"
 HERE = Path(__file__).parent
+# These files cannot even be read without it.
+collect_ignore_glob = ["test_*.py"] if "playwright" in MISSING else []
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -102,6 +106,8 @@ def served(page_server: Live) -> Iterator[Live]:
 @pytest.fixture
 def pages(browser: Any) -> Iterator[Pages]:
     """Opens pages anywhere; closed at the end, and checked."""
+    from browser_page import Pages
+
     opened = Pages(browser)
     yield opened
     opened.close()
