@@ -10,7 +10,7 @@ import pytest
 from helpers.native import require_native
 
 from tinyserve.bench import attention, ceilings, kernels, studies
-from tinyserve.bench.simulate import StepTimes
+from tinyserve.bench.simulate import StepModel
 
 
 def result_of(main: Any, arguments: list[str], tmp_path: Path) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_study_shows_what_it_is_about(tmp_path: Path) -> None:
     times = tmp_path / "times.json"
-    StepTimes((1, 16, 512), (0.01, 0.02, 0.5), per_draw=0.001, per_context=1e-6).save(times)
+    StepModel((1, 16, 512), (0.01, 0.02, 0.5), per_draw=0.001, per_context=1e-6).save(times)
     arguments = ["--size", "tiny", "--simulate", "--step-times", str(times), "--repeat", "1"]
     found = result_of(studies.main, arguments, tmp_path)["studies"]
     for name in ("prefix-cache", "agent"):

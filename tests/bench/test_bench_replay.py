@@ -12,7 +12,7 @@ from tinyserve.bench.latency import summary
 from tinyserve.bench.replay import VirtualClock, replay, replay_conversations
 from tinyserve.bench.simulate import (
     Fleet,
-    StepTimes,
+    StepModel,
     by_prefix,
     least_loaded,
     round_robin,
@@ -24,7 +24,7 @@ from tinyserve.config import CacheConfig, SchedulerConfig
 from tinyserve.engine.core import EngineCore
 from tinyserve.engine.plan import Chunk, StepPlan
 
-TIMES = StepTimes(sizes=(1, 16, 512), seconds=(0.01, 0.02, 0.5), per_draw=0.001, per_context=1e-6)
+TIMES = StepModel(sizes=(1, 16, 512), seconds=(0.01, 0.02, 0.5), per_draw=0.001, per_context=1e-6)
 
 
 def core(clock: VirtualClock, policy: str = "continuous") -> EngineCore:
@@ -54,11 +54,11 @@ def test_step_times_by_hand() -> None:
 
 def test_step_times_are_measured_and_saved(tmp_path: Path) -> None:
     engine = make_engine()
-    measured = StepTimes.measure(engine.core.runner, 4, 64, repeat=1)
+    measured = StepModel.measure(engine.core.runner, 4, 64, repeat=1)
     assert measured.sizes == (1, 2, 4, 8, 16, 32, 64, 128, 256)
     assert min(measured.seconds) > 0
     measured.save(tmp_path / "t.json", model="fake")
-    assert StepTimes.load(tmp_path / "t.json") == measured
+    assert StepModel.load(tmp_path / "t.json") == measured
 
 
 def test_virtual_time_is_the_same_every_time() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from helpers.fake_engine import FakeEngine
 
-from tinyserve.engine.chronicle import Chronicle, Life, StepTimes
+from tinyserve.engine.chronicle import Chronicle, Life, TimedStep
 from tinyserve.engine.request import EngineRequest
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.engine.timing import TimedCore
@@ -23,7 +23,7 @@ class TimedEngine:
         self.engine = FakeEngine(**options)
         self.core = TimedCore(self.engine.core)
         self.chronicle = Chronicle(self)
-        self._steps: list[StepTimes] = []
+        self._steps: list[TimedStep] = []
         self._lives: dict[tuple[str, int], Life] = {}
 
     def add(self, request_id: str, prompt: Sequence[int], **params: Any) -> EngineRequest:
@@ -39,7 +39,7 @@ class TimedEngine:
             self.core.step()
 
     @property
-    def steps(self) -> list[StepTimes]:
+    def steps(self) -> list[TimedStep]:
         self._read()
         return self._steps
 
@@ -53,7 +53,7 @@ class TimedEngine:
         while self.core.records:
             self.chronicle.take(self.core.records.popleft())
 
-    def add_step(self, step: StepTimes) -> None:
+    def add_step(self, step: TimedStep) -> None:
         self._steps.append(step)
 
     def add_life(self, life: Life) -> None:

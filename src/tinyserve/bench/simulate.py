@@ -1,6 +1,6 @@
 """The simulator: the real scheduler over a runner that only knows how long a step takes.
 
-`StepTimes` says how long that is, from measurements: by the tokens in it (interpolated between
+`StepModel` says how long that is, from measurements: by the tokens in it (interpolated between
 measured sizes), the rows that are drawn, and the context that they attend to (slopes).
 `SimulatedRunner` moves a virtual clock by it. `Fleet` runs many replicas behind a router in one
 virtual time, so that policies can be studied at thousands of requests a second.
@@ -35,7 +35,7 @@ TOKEN = 7  # what a simulated model says, for ever
 
 
 @dataclass(frozen=True)
-class StepTimes:
+class StepModel:
     """Seconds of a step: by its tokens with one of them drawn, more for every further row that is
     drawn, and for every token of context that a row attends to.
     """
@@ -65,7 +65,7 @@ class StepTimes:
     @classmethod
     def measure(
         cls, runner: Runner, block_size: int, num_blocks: int, repeat: int = 5
-    ) -> StepTimes:
+    ) -> StepModel:
         """Time the runner on chunks of growing size, and one row after a long context."""
         timer = _Timer(runner, block_size, repeat)
         fits = [size for size in SIZES if -(-size // block_size) <= num_blocks]
@@ -78,7 +78,7 @@ class StepTimes:
         return cls(tuple(fits), tuple(medians), max(0.0, per_draw), max(0.0, per_context))
 
     @classmethod
-    def load(cls, path: str | Path) -> StepTimes:
+    def load(cls, path: str | Path) -> StepModel:
         """From the JSON that `save` wrote."""
         values = json.loads(Path(path).read_text())
         return cls(
@@ -129,7 +129,7 @@ def _row(index: int) -> SampleRow:
 class SimulatedRunner:
     """A `Runner` for which only time passes."""
 
-    def __init__(self, times: StepTimes, clock: VirtualClock) -> None:
+    def __init__(self, times: StepModel, clock: VirtualClock) -> None:
         self._times = times
         self._clock = clock
 
@@ -149,7 +149,7 @@ class SimulatedLogits:
 
 
 def simulated_core(
-    times: StepTimes, clock: VirtualClock, scheduler: SchedulerConfig, cache: CacheConfig
+    times: StepModel, clock: VirtualClock, scheduler: SchedulerConfig, cache: CacheConfig
 ) -> EngineCore:
     """A real engine over a simulated model."""
     scheduler = replace(scheduler, max_model_len=scheduler.max_model_len or 1 << 20)

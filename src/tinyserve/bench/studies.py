@@ -37,7 +37,7 @@ from tinyserve.bench.replay import (
     replay,
     replay_conversations,
 )
-from tinyserve.bench.simulate import StepTimes, simulated_core
+from tinyserve.bench.simulate import StepModel, simulated_core
 from tinyserve.bench.sweep_pareto import median_of
 from tinyserve.bench.workload import (
     Arrival,
@@ -262,7 +262,7 @@ def _real(config: TinyServeConfig, args: argparse.Namespace) -> tuple[EngineCore
 
 def _simulated(config: TinyServeConfig, args: argparse.Namespace) -> tuple[EngineCore, Clock]:
     clock = VirtualClock()
-    times = StepTimes.load(args.step_times)
+    times = StepModel.load(args.step_times)
     return simulated_core(times, clock, config.scheduler, config.cache), clock
 
 

@@ -30,7 +30,7 @@ from tinyserve.bench.latency import SLO, Record, summary
 from tinyserve.bench.replay import VirtualClock, replay
 from tinyserve.bench.simulate import (
     Fleet,
-    StepTimes,
+    StepModel,
     by_prefix,
     least_loaded,
     round_robin,
@@ -192,15 +192,15 @@ def _simulated(args: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
     return run, {"simulated": True, "step_times": dataclasses.asdict(times)}
 
 
-def step_times(args: argparse.Namespace) -> StepTimes:
+def step_times(args: argparse.Namespace) -> StepModel:
     """From the file, or of the model that the options name, on this machine, now."""
     if args.step_times and Path(args.step_times).exists():
-        return StepTimes.load(args.step_times)
+        return StepModel.load(args.step_times)
     say("measuring step times")
     config = _configuration(args, "continuous")
     engine = build_engine(config)
     assert engine.config.cache.num_blocks is not None
-    times = StepTimes.measure(
+    times = StepModel.measure(
         engine.core.runner, config.cache.block_size, engine.config.cache.num_blocks
     )
     if args.step_times:

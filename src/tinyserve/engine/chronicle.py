@@ -73,7 +73,7 @@ class Life:
 
 
 @dataclass(slots=True)
-class StepTimes:
+class TimedStep:
     """One step in numbers. `gaps`: (seconds since a choice's previous token, tokens it brought)."""
 
     time: float
@@ -86,7 +86,7 @@ class StepTimes:
 class Reader(Protocol):
     """Who is told."""
 
-    def add_step(self, step: StepTimes) -> None: ...
+    def add_step(self, step: TimedStep) -> None: ...
 
     def add_life(self, life: Life) -> None:
         """A choice has ended; nothing of it changes any more."""
@@ -127,7 +127,7 @@ class Chronicle:
                 life.scheduled = record.begin
         plan = record.plan
         num_tokens = plan.num_tokens if plan is not None else 0
-        times = StepTimes(record.end, record.end - record.begin, num_tokens)
+        times = TimedStep(record.end, record.end - record.begin, num_tokens)
         for output in record.outputs:
             lives = self._lives.get(output.request_id)
             if lives is not None:  # its records may have been lost
@@ -135,7 +135,7 @@ class Chronicle:
         if plan is not None:
             self._reader.add_step(times)
 
-    def _output(self, life: Life, output: RequestOutput, times: StepTimes) -> None:
+    def _output(self, life: Life, output: RequestOutput, times: TimedStep) -> None:
         num_tokens = len(output.new_token_ids)
         life.num_output_tokens += num_tokens
         if life.last_token is None:

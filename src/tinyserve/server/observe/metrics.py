@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from tinyserve.engine.chronicle import Life, StepTimes
+from tinyserve.engine.chronicle import Life, TimedStep
 from tinyserve.server.observe.histogram import Histogram, Window
 
 REASONS = ("stop", "length", "abort", "error")
@@ -72,7 +72,7 @@ class Metrics:
         self.recent_gaps = Window()
         self._open: dict[str, tuple[int, int]] = {}  # request: (choices to end, longest output)
 
-    def add_step(self, step: StepTimes) -> None:
+    def add_step(self, step: TimedStep) -> None:
         self.step_seconds.observe(step.seconds)
         self.step_tokens.observe(step.num_tokens)
         for seconds in step.first_tokens:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tinyserve.config import ServerConfig
 from tinyserve.engine.build import Engine
-from tinyserve.engine.chronicle import Chronicle, Life, StepTimes
+from tinyserve.engine.chronicle import Chronicle, Life, TimedStep
 from tinyserve.engine.request import EngineRequest, FinishReason
 from tinyserve.engine.snapshot import EngineSnapshot
 from tinyserve.engine.timing import TimedCore
@@ -88,7 +88,7 @@ class Observer:
         while records:
             self._chronicle.take(records.popleft())
 
-    def add_step(self, step: StepTimes) -> None:
+    def add_step(self, step: TimedStep) -> None:
         """Told by the chronicle."""
         self.metrics.add_step(step)
 
