@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from helpers.fake_service import make_engine
-from helpers.live_server import Live, live, wait_for
+from helpers.live_server import Live, live, ok, wait_for
 
 from tinyserve.engine.request import EngineStats
 from tinyserve.logs import JSONFormatter, TextFormatter
@@ -111,8 +111,16 @@ def test_the_line_names_the_answer_that_the_client_has_seen(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with logged(caplog, log_requests=True) as served:
-        answers = [served.complete(max_tokens=1), served.chat(max_tokens=1)]
-        found = wait_for_lines(caplog, 2)
+        user = {"role": "user", "content": "hello"}
+        answers = [
+            served.complete(max_tokens=1),
+            served.chat(max_tokens=1),
+            ok(served.post("/v1/responses", input="hello", max_output_tokens=1)),
+            ok(served.post("/v1/messages", messages=[user], max_tokens=1)),
+        ]
+        found = wait_for_lines(caplog, 4)
+    prefixes = ("cmpl-", "chatcmpl-", "resp_", "msg_")
+    assert all(a["id"].startswith(p) for a, p in zip(answers, prefixes, strict=True))
     assert [line["id"] for line in found] == [f"{answer['id']}-0" for answer in answers]
 
 

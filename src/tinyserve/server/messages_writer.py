@@ -37,10 +37,9 @@ class MessageWriter:
     """
 
     def __init__(self, context: ChatContext, *, is_clamped: bool) -> None:
-        self._model = context.identity.model
+        self._identity = context.identity
         self._reader = BlockReader(ChoiceReader(context))
         self._is_clamped = is_clamped
-        self._message_id = f"msg_{secrets.token_hex(12)}"
         self._has_begun = False
         self._piece_head = ""
 
@@ -78,10 +77,10 @@ class MessageWriter:
         self, content: list[dict[str, Any]], ending: dict[str, Any], usage: dict[str, Any]
     ) -> dict[str, Any]:
         return {
-            "id": self._message_id,
+            "id": self._identity.response_id,
             "type": "message",
             "role": "assistant",
-            "model": self._model,
+            "model": self._identity.model,
             "content": content,
             **ending,
             "usage": usage,

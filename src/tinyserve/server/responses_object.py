@@ -14,6 +14,7 @@ from tinyserve.server.blocks import Block, Kind
 from tinyserve.server.deltas import ScoredToken, Usage
 from tinyserve.server.responses_body import ResponsesRequest
 from tinyserve.server.responses_tools import ToolSet, custom_input
+from tinyserve.server.shapes import Identity
 from tinyserve.text.tokenizer import Tokenizer
 
 PREFIXES = {Kind.TEXT: "msg", Kind.REASONING: "rs", Kind.CALL: "fc"}  # of item ids
@@ -32,9 +33,7 @@ class Item:
 class ResponseObject:
     """What is the same in every picture of one response."""
 
-    response_id: str
-    created: int
-    model: str
+    identity: Identity
     body: ResponsesRequest
     tools: ToolSet
     num_dropped: int = 0  # messages that truncation has taken away
@@ -46,9 +45,9 @@ class ResponseObject:
         body = self.body
         reasoning = body.reasoning or {}
         return {
-            "id": self.response_id,
+            "id": self.identity.response_id,
             "object": "response",
-            "created_at": self.created,
+            "created_at": self.identity.created,
             "status": status,
             "background": False,
             "completed_at": int(time.time()) if status == "completed" else None,
@@ -58,7 +57,7 @@ class ResponseObject:
             "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": body.max_tool_calls,
             "metadata": body.metadata or {},
-            "model": self.model,
+            "model": self.identity.model,
             "output": list(output),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,

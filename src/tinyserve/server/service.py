@@ -141,7 +141,7 @@ class Service:
         ]
         grammar = await self._compiled(await self.off_loop_if(size_of(body), spec_of, body))
         options = DeltaOptions(logprobs, score_prompt, params.skip_special_tokens)
-        identity = self._identity("cmpl", model)
+        identity = self._identity("cmpl-", model)
         make_shape: Callable[..., CompletionShape] = CompletionShape
         if chooses:
             make_shape = functools.partial(
@@ -170,13 +170,15 @@ class Service:
         client: str,
         *,
         make_writer: MakeWriter = chat_shape,
+        id_prefix: str = "chatcmpl-",
         prompt_ids: list[int] | None = None,
     ) -> Prepared:
         """Check, render and tokenize a conversation. Raises RequestError.
 
         `make_writer` is for other protocols that speak to the same models: they hand in their
-        conversation as a ChatRequest and write the answer their own way. `prompt_ids` is what
-        `encode_chat` gave for `body`, where the caller has needed it already.
+        conversation as a ChatRequest and write the answer their own way, under an id that begins
+        with `id_prefix`. `prompt_ids` is what `encode_chat` gave for `body`, where the caller has
+        needed it already.
         """
         model = self._admit(body, "top_logprobs", body.top_logprobs)
         check_chat(body)
@@ -186,7 +188,7 @@ class Service:
             fields["logprobs"] = logprobs
         params = self.engine.intake.params(fields, max_tokens=None)
         ids = prompt_ids or await self.encode_chat(body)
-        context = chat_context(self.engine, body, ids, self._identity("chatcmpl", model), params.n)
+        context = chat_context(self.engine, body, ids, self._identity(id_prefix, model), params.n)
         options = DeltaOptions(logprobs, False, params.skip_special_tokens)
         return self._prepared(
             body,
@@ -298,7 +300,7 @@ class Service:
 
     def _identity(self, prefix: str, model: str) -> Identity:
         return Identity(
-            f"{prefix}-{secrets.token_hex(12)}", int(time.time()), model, self.engine.fingerprint
+            f"{prefix}{secrets.token_hex(12)}", int(time.time()), model, self.engine.fingerprint
         )
 
     def _note_strangers(self, body: GenerationRequest) -> None:

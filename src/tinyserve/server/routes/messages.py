@@ -69,7 +69,11 @@ async def _prepared(service: Service, body: MessagesRequest, client: str) -> Pre
         return MessageWriter(context, is_clamped=is_clamped)
 
     return await service.chat(
-        fitted.body, client, make_writer=make_writer, prompt_ids=fitted.prompt_ids
+        fitted.body,
+        client,
+        make_writer=make_writer,
+        id_prefix="msg_",
+        prompt_ids=fitted.prompt_ids,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -71,14 +70,15 @@ async def _prepared(service: Service, body: ResponsesRequest, client: str) -> Pr
         service.note("truncation: auto has left out the oldest messages of a conversation")
 
     def make_writer(context: ChatContext) -> Writer:
-        response_id, identity = f"resp_{secrets.token_hex(16)}", context.identity
-        response = ResponseObject(
-            response_id, identity.created, identity.model, body, tools, fitted.num_dropped
-        )
+        response = ResponseObject(context.identity, body, tools, fitted.num_dropped)
         return ResponseWriter(response, context)
 
     return await service.chat(
-        fitted.body, client, make_writer=make_writer, prompt_ids=fitted.prompt_ids
+        fitted.body,
+        client,
+        make_writer=make_writer,
+        id_prefix="resp_",
+        prompt_ids=fitted.prompt_ids,
     )
 
 
