@@ -73,6 +73,7 @@ class EngineCore:
         self._next_seq_id += request.params.n
         if job.max_len == len(job.prompt_ids) and not job.wanted_positions:
             self._ready += self._ends(job)
+            job.forget()
             return
         self._jobs[request.request_id] = job
         self._scheduler.add(job.sequences[0])
@@ -82,7 +83,7 @@ class EngineCore:
         num_ready = len(self._ready)
         self._ready = [output for output in self._ready if output.request_id != request_id]
         job = self._jobs.get(request_id)
-        for seq in job.sequences if job is not None else ():
+        for seq in tuple(job.sequences) if job is not None else ():
             self._release(seq, "abort")
         return job is not None or len(self._ready) < num_ready
 
@@ -211,7 +212,7 @@ class EngineCore:
                 job.reader.deliver(outputs[0])
         else:
             outputs = self._ends(job)
-        for seq, output in zip(job.sequences, outputs, strict=True):
+        for seq, output in zip(tuple(job.sequences), outputs, strict=True):
             if output.finish_reason is not None:
                 self._release(seq, output.finish_reason)
         return outputs
@@ -305,3 +306,4 @@ class EngineCore:
         request_id = seq.job.request.request_id
         if all(other.status is Status.FINISHED for other in seq.job.sequences):
             self._jobs.pop(request_id, None)
+            seq.job.forget()

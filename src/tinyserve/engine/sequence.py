@@ -69,6 +69,12 @@ class Job:
         wanted = self.wanted_positions
         return not wanted or wanted.start >= len(self.prompt_ids) - 1
 
+    def forget(self) -> None:
+        """All choices are finished: part from them, who point back here, so that all of it is
+        freed with its last user and not by the garbage collector.
+        """
+        self.sequences.clear()
+
 
 class Sequence:
     """One choice. `order` sorts by (priority, arrival, creation): first is "oldest" everywhere."""

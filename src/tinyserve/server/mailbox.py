@@ -29,8 +29,9 @@ class Mailbox:
     """A queue with one reader, which takes all that has come at once.
 
     While `is_held` (its reader waits for a client that does not read) outputs of more than
-    `max_held` bytes, estimated, make it full: `on_full` is called once, and further outputs are
-    thrown away.
+    `max_held` bytes, estimated, make it full: `on_full` is called once, an error is put, and
+    further outputs are thrown away. `on_full` must not hold whoever holds the mailbox: such a
+    circle would be left to the garbage collector, for every request.
     """
 
     __slots__ = ("_events", "_is_full", "_max_held", "_on_full", "_size", "_waiter", "is_held")
@@ -72,6 +73,7 @@ class Mailbox:
         if self.is_held and self._max_held is not None and self._size > self._max_held:
             self._is_full = True
             self._on_full()
+            self.put(TinyServeError("the answer was not read fast enough"))
 
 
 def estimated_bytes(output: RequestOutput) -> int:

@@ -7,6 +7,7 @@ it comes, releases everything. Inside it, `batches` yields what there is to answ
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +48,7 @@ class Session:
         self._bridge = bridge
         self._job = job
         self._timeout_s = timeout_s
-        self._mailbox = Mailbox(max_held, self._overflow)
+        self._mailbox = Mailbox(max_held, functools.partial(bridge.release, job.group))
         self._timer: asyncio.TimerHandle | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -67,6 +68,7 @@ class Session:
                 handle.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
+            self._watcher = None  # whose exception, in its end, holds the frame that holds this
 
     def hold(self, is_held: bool) -> None:
         """The client must first take what was sent; what the engine says meanwhile is kept."""
@@ -112,9 +114,6 @@ class Session:
 
     def _expire(self) -> None:
         self._end(RequestTimeoutError(f"the request took longer than {self._timeout_s:g} seconds"))
-
-    def _overflow(self) -> None:
-        self._end(TinyServeError("the answer was not read fast enough"))
 
     def _end(self, event: TinyServeError | Signal) -> None:
         """Give everything back at once: whoever answers may be waiting for the client just now."""
