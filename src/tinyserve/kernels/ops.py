@@ -97,6 +97,9 @@ class AttentionSpec:
 class Draw:
     """One row of a sampling call; the fields are `SamplingParams`' and `SampleRow`'s, resolved to
     ids and numbers.
+
+    May be handed in again: by then only `row`, `position` and `output_ids` may have changed.
+    `prepared` is what the back end keeps with it.
     """
 
     row: int
@@ -120,6 +123,7 @@ class Draw:
     prompt_ids: I32 | None = None
     output_ids: I32 | None = None
     wants_probs: bool = False  # report the distribution that the draw is from
+    prepared: Any = None
 
 
 ALL_MASKED = 2

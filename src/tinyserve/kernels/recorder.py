@@ -25,6 +25,7 @@ from tinyserve.kernels.abi import (
     OpStruct,
     StepStruct,
     WeightStruct,
+    address,
     kv_struct,
     load_library,
 )
@@ -220,13 +221,13 @@ class Program:
             len(batch.token_ids),
             len(batch.seq_starts) - 1,
             len(batch.logit_rows),
-            batch.token_ids.ctypes.data,
-            batch.positions.ctypes.data,
-            batch.slots.ctypes.data,
-            batch.seq_starts.ctypes.data,
-            batch.block_ids.ctypes.data,
-            batch.block_starts.ctypes.data,
-            batch.logit_rows.ctypes.data,
+            address(batch.token_ids),
+            address(batch.positions),
+            address(batch.slots),
+            address(batch.seq_starts),
+            address(batch.block_ids),
+            address(batch.block_starts),
+            address(batch.logit_rows),
         )
         rows = step.num_logits if self._logits else step.num_tokens
         assert rows <= len(self.output.data), "more rows than the program was compiled for"
