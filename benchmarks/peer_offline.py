@@ -3,8 +3,8 @@
     PYTHON peer_offline.py transformers MODEL --streams 8 --prompt 64 --new 64
 
 Imports nothing of tinyserve, so that it runs where only the peer is installed. Prints one line of
-JSON: {"tokens_per_second": ...}. Engines: transformers, vllm, openvino (a folder that
-optimum-intel exported).
+JSON: {"tokens_per_second": ...}. Engines: transformers and vllm (a folder with float weights),
+openvino (what optimum-intel exported), ctranslate2 (what its converter wrote).
 """
 
 from __future__ import annotations
@@ -17,15 +17,20 @@ from typing import Any
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("engine", choices=("transformers", "vllm", "openvino"))
+    engines = {
+        "transformers": transformers,
+        "vllm": vllm,
+        "openvino": openvino,
+        "ctranslate2": ctranslate2,
+    }
+    parser.add_argument("engine", choices=engines)
     parser.add_argument("model")
     parser.add_argument("--streams", type=int, default=1, help="0 measures the prompt alone")
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    run = {"transformers": transformers, "vllm": vllm, "openvino": openvino}[args.engine]
-    print(json.dumps({"tokens_per_second": run(args)}))
+    print(json.dumps({"tokens_per_second": engines[args.engine](args)}))
 
 
 def prompts(args: argparse.Namespace, new: int) -> list[list[int]]:
@@ -67,7 +72,13 @@ def transformers(args: argparse.Namespace) -> float:
 def vllm(args: argparse.Namespace) -> float:
     from vllm import LLM, SamplingParams
 
-    llm = LLM(args.model, dtype="float32", max_model_len=2048, enable_prefix_caching=False)
+    llm = LLM(
+        args.model,
+        dtype="float32",
+        max_model_len=1024,
+        max_num_seqs=max(args.streams, 1),
+        enable_prefix_caching=False,
+    )
 
     def generate(ids: list[list[int]], new: int) -> None:
         params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
@@ -94,6 +105,25 @@ def openvino(args: argparse.Namespace) -> float:
         config.apply_chat_template = False
         tensors = [ov.Tensor(numpy.array([one], numpy.int64)) for one in ids]
         pipe.generate(tensors, [config] * len(ids))
+
+    return speed(args, generate)
+
+
+def ctranslate2(args: argparse.Namespace) -> float:
+    import ctranslate2 as ct2
+
+    generator = ct2.Generator(args.model, device="cpu", intra_threads=args.threads)
+    with open(f"{args.model}/vocabulary.json") as file:
+        vocabulary = json.load(file)
+
+    def generate(ids: list[list[int]], new: int) -> None:
+        generator.generate_batch(
+            [[vocabulary[i] for i in one] for one in ids],
+            max_length=new,
+            min_length=new,
+            sampling_topk=1,
+            include_prompt_in_result=False,
+        )
 
     return speed(args, generate)
 

@@ -6,13 +6,15 @@ import json
 import stat
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.native import require_native
 
 from tinyserve.bench import ceilings, peers
 from tinyserve.bench.offline_cases import Case
-from tinyserve.bench.peer_engines import LlamaCpp, PythonPeer
+from tinyserve.bench.peer_engines import LlamaCpp, PythonPeer, ServedPeer
+from tinyserve.bench.peer_tables import served_ratios, served_table
 from tinyserve.bench.served import free_port, serving
 
 BATCHED = """| PP | TG | B | N_KV | T_PP s | S_PP t/s | T_TG s | S_TG t/s | T s | S t/s |
@@ -38,18 +40,87 @@ def test_llama_cpp_figures_are_read(folder: Path) -> None:
     peer = LlamaCpp("llama.cpp", folder, Path("model.gguf"), 2)
     assert peer.offline(Case(8, 64, 64)) == 250.5
     assert peer.offline(Case(0, 512, 1)) == 400.25
-    command = peer.serve(8123, 16, 512)
+    assert peer.serve(8123, 16, 512) is None  # there is no server in the folder
+
+
+@pytest.mark.parametrize("told", ["-kvu, --kv-unified", "no such option"])
+def test_llama_server_is_given_what_it_knows(folder: Path, told: str) -> None:
+    program(folder / "llama-server", told)
+    command = LlamaCpp("llama.cpp", folder, Path("model.gguf"), 2).serve(8123, 16, 512)
     assert command is not None
     assert {"8123", str(16 * 512)} <= set(command)
+    assert ("-kvu" in command) == ("-kvu" in told)
 
 
-def test_a_python_peer_without_a_server_is_not_served() -> None:
-    peer = PythonPeer("vllm", Path("python"), "vllm", Path("model"), 2)
-    assert peer.serve(1, 1, 1) is None
-    served = PythonPeer(
-        "vllm", Path("python"), "vllm", Path("m"), 2, "vllm serve {model} -p {port}"
+def test_a_program_that_fails_says_why(tmp_path: Path) -> None:
+    failing = tmp_path / "llama-bench"
+    program(failing, "")
+    failing.write_text(failing.read_text() + "raise SystemExit('no such model')\n")
+    with pytest.raises(RuntimeError, match="no such model"):
+        LlamaCpp("llama.cpp", tmp_path, Path("model.gguf"), 2).offline(Case(0, 512, 1))
+
+
+def test_peers_are_named_on_the_command_line() -> None:
+    llama = LlamaCpp.parse("'ik Q4_0=/bin:/models/q4_0.gguf' -rtr 1", 2)
+    assert (llama.name, llama.folder, llama.model) == (
+        "ik Q4_0",
+        Path("/bin"),
+        Path("/models/q4_0.gguf"),
     )
-    assert served.serve(5, 1, 1) == ["vllm", "serve", "m", "-p", "5"]
+    assert llama.options == ("-rtr", "1")
+    assert LlamaCpp.parse("/bin:q8_0.gguf", 2).name == "llama.cpp q8_0"
+    python = PythonPeer.parse("OpenVINO int8=openvino=/ov/bin/python:/models/int8", 2)
+    assert (python.name, python.engine, python.model) == (
+        "OpenVINO int8",
+        "openvino",
+        Path("/models/int8"),
+    )
+    assert PythonPeer.parse("vllm=python:m", 2).name == "vllm"
+    served = ServedPeer.parse("vllm=vllm serve m --port {port} --max-num-seqs {seats}")
+    assert served.serve(5, 3, 64) == ["vllm", "serve", "m", "--port", "5", "--max-num-seqs", "3"]
+
+
+@pytest.mark.parametrize(
+    ("parse", "text"),
+    [
+        (lambda text: LlamaCpp.parse(text, 2), "model.gguf"),
+        (lambda text: PythonPeer.parse(text, 2), "python:model"),
+        (lambda text: PythonPeer.parse(text, 2), "vllm=model"),
+        (ServedPeer.parse, "vllm=vllm serve m"),
+    ],
+)
+def test_spellings_that_name_no_peer(parse: Any, text: str) -> None:
+    with pytest.raises(ValueError, match="is not"):
+        parse(text)
+
+
+def test_commands_are_shown_without_folders() -> None:
+    args = peers.options().parse_args(
+        [
+            *("--llama", "x=/secret/bin:/secret/q4.gguf -rtr", "--model", "/secret/m.gguf"),
+            *("--python-peer", "openvino=/secret/bin/python:/secret/int4"),
+            *("--server", "s=/secret/bin/serve /secret/m --port {port}", "--streams", "1,8"),
+        ]
+    )
+    shown = peers.shown(args)
+    assert "secret" not in shown
+    assert "--llama 'x=bin:q4.gguf -rtr'" in shown
+    assert "--python-peer openvino=python:int4" in shown
+    assert "--streams 1,8" in shown
+
+
+def test_served_tables_by_hand() -> None:
+    def found(speed: float, wait: float) -> dict[str, Any]:
+        spread = {"p50": wait / 2, "p99": wait}
+        return {
+            "output_tok_s": speed,
+            "failed": 0,
+            **dict.fromkeys(("ttft_s", "inter_token_s", "e2e_s"), spread),
+        }
+
+    result = {"4/s": {"tinyserve": found(300.0, 0.5), "rival": found(100.0, 2.0)}}
+    assert "| 4/s | rival | 100 | 1000 / 2000 |" in served_table(result)
+    assert "| 4/s | rival | 3.00x | 25% | 25% | 25% |" in served_ratios(result)
 
 
 def test_ratios_are_medians_of_pairs() -> None:
@@ -76,8 +147,10 @@ def test_the_offline_comparison_from_end_to_end(
     assert set(result["offline"]["medians"]) == {"decode 1", "prefill 8"}
     assert result["offline"]["medians"]["decode 1"]["rival"] == 250.5
     assert "secret" not in out.read_text()
-    assert "--llama rival=DIR:model.gguf" in result["command"]
-    assert "ratio to rival" in capsys.readouterr().out
+    assert "over rival" in capsys.readouterr().out
+    shares = result["offline"]["shares"]
+    assert set(shares) == {"decode 1", "prefill 8"}
+    assert min(shares.values()) > 0
 
 
 def test_a_server_that_fails_to_start_says_what_it_printed() -> None:

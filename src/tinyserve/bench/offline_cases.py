@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from tinyserve.config import TinyServeConfig
 from tinyserve.engine.core import EngineCore
 from tinyserve.engine.request import EngineRequest
 from tinyserve.engine.sampling import SamplingParams
@@ -21,6 +24,26 @@ class Case:
     @property
     def name(self) -> str:
         return f"decode {self.streams}" if self.streams else f"prefill {self.prompt}"
+
+
+def configuration(
+    model: Mapping[str, Any], streams: int, length: int, **sections: Mapping[str, Any]
+) -> TinyServeConfig:
+    """An engine for `streams` sequences of `length` tokens at once, and nothing that would help or
+    hinder by chance: no prefix cache, no swapping. Prompts of up to `length` go in one step.
+    """
+    return TinyServeConfig.from_dict(
+        {
+            "model": dict(model),
+            "cache": {
+                "num_blocks": -(-length // 16) * streams + 64,
+                "num_swap_blocks": 0,
+                "enable_prefix_caching": False,
+            },
+            "scheduler": {"max_num_seqs": streams, "max_num_batched_tokens": max(512, length)},
+            **{name: dict(values) for name, values in sections.items()},
+        }
+    )
 
 
 def measure(core: EngineCore, case: Case, seed: int = 0) -> float:

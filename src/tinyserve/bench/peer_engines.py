@@ -2,7 +2,7 @@
 
 A peer is asked for two things: the speed of one offline case, by running its own benchmark in a
 process of its own, and a command that serves the model on a port. What is not installed is not
-asked for.
+asked for. Peers are named on the command line, `[NAME=]...` first; see each `parse`.
 """
 
 from __future__ import annotations
@@ -44,6 +44,18 @@ class LlamaCpp:
     folder: Path
     model: Path
     threads: int
+    options: tuple[str, ...] = ()  # of every program, such as -rtr of ik_llama.cpp
+
+    @classmethod
+    def parse(cls, text: str, threads: int) -> LlamaCpp:
+        """`[NAME=]FOLDER:FILE.gguf[ OPTION...]`. Raises ValueError."""
+        head, *options = shlex.split(text)
+        name, _, place = head.rpartition("=")
+        folder, _, model = place.rpartition(":")
+        if not folder:
+            raise ValueError(f"{text!r} is not [NAME=]FOLDER:FILE.gguf")
+        label = name or f"llama.cpp {Path(model).stem}"
+        return cls(label, Path(folder), Path(model), threads, tuple(options))
 
     def offline(self, case: Case) -> float:
         if not case.streams:
@@ -60,16 +72,21 @@ class LlamaCpp:
         return float(rows[-1].split("|")[8])  # S_TG: decoded tokens per second
 
     def serve(self, port: int, seats: int, context: int) -> list[str] | None:
+        server = str(self.folder / "llama-server")
+        if not Path(server).exists():
+            return None
+        told = subprocess.run([server, "--help"], capture_output=True, text=True).stdout
+        unified = ["-kvu"] if "-kvu" in told else []  # seats share the cache, which is kind to it
         return [
-            *(str(self.folder / "llama-server"), "-m", str(self.model), "--port", str(port)),
-            *("-np", str(seats), "-c", str(seats * context), "-kvu"),
+            *(server, "-m", str(self.model), "--port", str(port), *unified),
+            *("-np", str(seats), "-c", str(seats * context), *self.options),
             *("-t", str(self.threads), "-tb", str(self.threads)),
         ]
 
     def _run(self, program: str, *options: object) -> str:
         command = [str(self.folder / program), "-m", str(self.model), "-t", str(self.threads)]
-        command += [str(option) for option in options]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        command += [*map(str, options), *self.options]
+        return _printed_by(command)
 
 
 @dataclass(frozen=True)
@@ -81,7 +98,16 @@ class PythonPeer:
     engine: str  # as peer_offline.py calls it
     model: Path
     threads: int
-    server: str = ""  # command template with {port}, {model}, {seats}, {context}
+
+    @classmethod
+    def parse(cls, text: str, threads: int) -> PythonPeer:
+        """`[NAME=]ENGINE=PYTHON:MODEL`. Raises ValueError."""
+        head, _, place = text.rpartition("=")
+        name, _, engine = head.rpartition("=")
+        python, _, model = place.rpartition(":")
+        if not (engine and python):
+            raise ValueError(f"{text!r} is not [NAME=]ENGINE=PYTHON:MODEL")
+        return cls(name or engine, Path(python), engine, Path(model), threads)
 
     def offline(self, case: Case) -> float | None:
         command = [
@@ -89,16 +115,41 @@ class PythonPeer:
             *("--streams", case.streams, "--prompt", case.prompt, "--new", case.new),
             *("--threads", self.threads),
         ]
-        printed = subprocess.run(
-            [str(part) for part in command], check=True, capture_output=True, text=True
-        ).stdout
+        printed = _printed_by([str(part) for part in command])
         return float(json.loads(printed.splitlines()[-1])["tokens_per_second"])
 
     def serve(self, port: int, seats: int, context: int) -> list[str] | None:
-        if not self.server:
-            return None
-        filled = self.server.format(port=port, model=self.model, seats=seats, context=context)
-        return shlex.split(filled)
+        return None
+
+
+@dataclass(frozen=True)
+class ServedPeer:
+    """Any server with OpenAI's API and `/health`, by the command that starts it."""
+
+    name: str
+    template: str  # with {port}, {seats} and {context}
+
+    @classmethod
+    def parse(cls, text: str) -> ServedPeer:
+        """`NAME=COMMAND`. Raises ValueError."""
+        name, _, template = text.partition("=")
+        if "{port}" not in template:
+            raise ValueError(f"{text!r} is not NAME=COMMAND with {{port}} in it")
+        return cls(name, template)
+
+    def offline(self, case: Case) -> float | None:
+        return None
+
+    def serve(self, port: int, seats: int, context: int) -> list[str] | None:
+        return shlex.split(self.template.format(port=port, seats=seats, context=context))
+
+
+def _printed_by(command: list[str]) -> str:
+    """The output of a program. Raises RuntimeError with its last words where it fails."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{Path(command[0]).name} failed:\n{done.stderr[-2000:]}")
+    return done.stdout
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,25 @@
 """This engine and its peers on the same weights and the same load, pair by pair in one run.
 
-    python -m tinyserve.bench.peers --model default --llama DIR=FILE.gguf --served --out FILE.json
+    python -m tinyserve.bench.peers --model default --llama DIR:FILE.gguf --served --out FILE.json
 
 Offline: decoding 1 to 32 streams and a prompt of 512 tokens, every engine in turn, round by round.
-Served (`--served`): open-loop Poisson load from `tinyserve.bench.loadgen` at each rate, each server
-started in turn. Reports medians, and ratios as medians over the rounds' pairs. `--llama` may be
-given several times (llama.cpp, ik_llama.cpp, other weights); `--python-peer` names an engine with
-a Python API: ENGINE=PYTHON:MODEL, such as transformers=/venv/bin/python:folder.
+Served (`--served`): open-loop load from `tinyserve.bench.loadgen` at each Poisson rate and all at
+once, each server started in turn. Reports medians, and ratios as medians over the rounds' pairs.
+
+    --llama [NAME=]FOLDER:FILE.gguf             llama.cpp's programs, or a relative's
+    --python-peer [NAME=]ENGINE=PYTHON:MODEL    openvino, ctranslate2, vllm, transformers
+    --server NAME=COMMAND                       any OpenAI server: {port}, {seats}, {context}
+
+Each may be given several times. `float_folder` writes the folder that the Python engines convert.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import shlex
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +31,29 @@ from tinyserve.bench.common import (
     machine,
     model_section,
     say,
-    table,
     write_json,
 )
 from tinyserve.bench.latency import summary
 from tinyserve.bench.loadgen import Target, run
-from tinyserve.bench.offline_cases import Case, measure
-from tinyserve.bench.peer_engines import LlamaCpp, Peer, PythonPeer, Tinyserve
+from tinyserve.bench.offline_cases import Case, configuration, measure
+from tinyserve.bench.peer_engines import LlamaCpp, Peer, PythonPeer, ServedPeer, Tinyserve
+from tinyserve.bench.peer_tables import (
+    OURS,
+    limits_line,
+    offline_table,
+    served_ratios,
+    served_table,
+)
 from tinyserve.bench.served import free_port, serving
 from tinyserve.bench.sweep_pareto import median_of
 from tinyserve.bench.workload import Shape
-from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine, build_engine
 from tinyserve.kernels.threads import default_threads
 
 MODULE = "peers"
-OURS = "tinyserve"
 Rounds = dict[str, dict[str, list[float]]]  # case -> engine -> speed of each round
+# the multiply rate that bounds prompts, by the format of most matrices
+MULTIPLIERS = {"u4": "u4s8_gmac_s", "int8": "int16_gmac_s"}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -50,10 +62,10 @@ def main(argv: list[str] | None = None) -> None:
     result: dict[str, Any] = {"command": shown(args), "machine": machine()}
     if not args.skip_offline:
         result["offline"] = offline(args, peers)
-        print(offline_table(result["offline"]))
+        print(offline_table(result["offline"]), limits_line(result["offline"]), sep="\n\n")
     if args.served:
         result["served"] = served(args, peers)
-        print(served_table(result["served"]))
+        print(served_table(result["served"]), served_ratios(result["served"]), sep="\n\n")
     write_json(args.out, result)
     if args.plot:
         from tinyserve.bench.plots import peers as draw
@@ -63,10 +75,11 @@ def main(argv: list[str] | None = None) -> None:
 
 def options() -> argparse.ArgumentParser:
     parser = argument_parser(MODULE, __doc__)
-    parser.set_defaults(model="default")
+    parser.description = __doc__
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("--llama", action="append", default=[], help="[NAME=]FOLDER:FILE.gguf", metavar="PEER")
-    add("--python-peer", action="append", default=[], help="ENGINE=PYTHON:MODEL", metavar="PEER")
+    for flag in ("--llama", "--python-peer", "--server"):
+        add(flag, action="append", default=[], help="see above", metavar="PEER")
     add("--streams", type=ints, default=[1, 8, 16, 32], help="streams decoded at once")
     add("--prompt", type=int, default=64, help="prompt tokens of each stream")
     add("--new", type=int, default=64, help="tokens decoded by each stream")
@@ -85,17 +98,11 @@ def options() -> argparse.ArgumentParser:
 def peers_of(args: argparse.Namespace) -> list[Peer]:
     """The peers that the options name. Raises ValueError for a spelling that says nothing."""
     threads = args.threads or default_threads()[0]
-    peers: list[Peer] = []
-    for text in args.llama:
-        name, _, place = text.rpartition("=")
-        folder, _, model = place.rpartition(":")
-        label = name or f"llama.cpp {Path(model).stem}"
-        peers.append(LlamaCpp(label, Path(folder), Path(model), threads))
-    for text in args.python_peer:
-        engine, _, place = text.partition("=")
-        python, _, model = place.rpartition(":")
-        peers.append(PythonPeer(engine, Path(python), engine, Path(model), threads))
-    return peers
+    return [
+        *(LlamaCpp.parse(text, threads) for text in args.llama),
+        *(PythonPeer.parse(text, threads) for text in args.python_peer),
+        *(ServedPeer.parse(text) for text in args.server),
+    ]
 
 
 def shown(args: argparse.Namespace) -> str:
@@ -106,8 +113,8 @@ def shown(args: argparse.Namespace) -> str:
         if name in ("out", "plot") or value == parser.get_default(name):
             continue
         flag = "--" + name.replace("_", "-")
-        if name == "llama" or name == "python_peer":
-            parts += [f"{flag} {_without_folders(text)}" for text in value]
+        if name in ("llama", "python_peer", "server"):
+            parts += [f"{flag} {shlex.quote(without_folders(text))}" for text in value]
         elif value is True:
             parts.append(flag)
         elif isinstance(value, list):
@@ -117,15 +124,20 @@ def shown(args: argparse.Namespace) -> str:
     return " ".join(parts)
 
 
-def _without_folders(text: str) -> str:
-    name, equals, place = text.rpartition("=")
-    _, _, model = place.rpartition(":")
-    return f"{name}{equals}DIR:{Path(model).name}"
+def without_folders(text: str) -> str:
+    """A peer's spelling with the last part of each path."""
+    words = []
+    for word in text.split(" "):
+        name, equals, place = word.rpartition("=")
+        kept = [Path(part).name for part in place.split(":")]
+        words.append(name + equals + ":".join(kept))
+    return " ".join(words)
 
 
 def offline(args: argparse.Namespace, peers: list[Peer]) -> dict[str, Any]:
     """Every case with every engine in turn, `--repeat` times."""
-    engine = build_engine(_configuration(args))
+    length = max(args.prompt + args.new, args.prefill) + 1
+    engine = build_engine(configuration(model_section(args), max(args.streams), length))
     backend = engine.core.runner.backend  # type: ignore[attr-defined]
     ceilings = Ceilings(backend.variant, backend.threads)
     cases = [*(Case(s, args.prompt, args.new) for s in args.streams), Case(0, args.prefill, 1)]
@@ -141,11 +153,18 @@ def offline(args: argparse.Namespace, peers: list[Peer]) -> dict[str, Any]:
             say(f"round {number + 1}, {case.name}: {said}")
     return {
         "rounds": rounds,
-        "medians": {c: {n: statistics.median(v) for n, v in r.items()} for c, r in rounds.items()},
+        "medians": medians_of(rounds),
         "ratios": {case: ratios(by_engine) for case, by_engine in rounds.items()},
         "ceilings": ceilings.medians(),
-        "bound": _bounds(engine, ceilings.medians()),
+        "shares": shares(engine, medians_of(rounds), ceilings.medians()),
+        "model": engine.model_name,
+        "formats": engine.weight_formats,
     }
+
+
+def medians_of(rounds: Rounds) -> dict[str, dict[str, float]]:
+    """Each case's and engine's median over the rounds."""
+    return {c: {n: statistics.median(v) for n, v in r.items()} for c, r in rounds.items()}
 
 
 def ratios(by_engine: dict[str, list[float]]) -> dict[str, float]:
@@ -158,36 +177,28 @@ def ratios(by_engine: dict[str, list[float]]) -> dict[str, float]:
     }
 
 
-def _bounds(engine: Engine, ceilings: dict[str, float]) -> dict[str, float]:
-    """Tokens a second that the bus allows one stream: all weights are read for each token."""
-    num_bytes = engine.core.runner.decoder.nbytes  # type: ignore[attr-defined]
-    return {"weight_bytes": num_bytes, "decode 1": ceilings["read_gb_s"] * 1e9 / num_bytes}
-
-
-def _configuration(args: argparse.Namespace) -> TinyServeConfig:
-    streams = max(args.streams)
-    length = max(args.prompt + args.new, args.prefill) + 1
-    return TinyServeConfig.from_dict(
-        {
-            "model": model_section(args),
-            "cache": {
-                "num_blocks": -(-length // 16) * streams + 64,
-                "num_swap_blocks": 0,
-                "enable_prefix_caching": False,
-            },
-            "scheduler": {
-                "max_num_seqs": streams,
-                "max_num_batched_tokens": max(512, args.prefill),
-            },
-        }
-    )
+def shares(
+    engine: Engine, medians: dict[str, dict[str, float]], ceilings: dict[str, float]
+) -> dict[str, float]:
+    """Of one stream: the share of the read bandwidth, all weights being read for each token. Of a
+    prompt: the share of the multiply rate of the format that most matrices have.
+    """
+    decoder = engine.core.runner.decoder  # type: ignore[attr-defined]
+    body = sum(m.n * m.k for x in decoder.layers for m in (x.qkv, x.o, x.gate_up, x.down))
+    rate = ceilings[MULTIPLIERS.get(engine.weight_formats[0], "f32_gmac_s")]
+    found = {}
+    for case, by_engine in medians.items():
+        if case == "decode 1":
+            found[case] = by_engine[OURS] * decoder.nbytes / 1e9 / ceilings["read_gb_s"]
+        elif case.startswith("prefill"):
+            found[case] = by_engine[OURS] * body / 1e9 / rate
+    return found
 
 
 def served(args: argparse.Namespace, peers: list[Peer]) -> dict[str, Any]:
-    """Each server in turn under the same requests: rate -> server -> median summary."""
+    """Each server in turn under the same requests: load -> server -> median summary."""
     section = model_section(args)
     ours = Tinyserve(section["name"], section["quantization"], args.threads or default_threads()[0])
-    shape_rates = [*args.rates, 0.0]
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for number in range(args.served_repeat):
         for peer in [ours, *peers]:
@@ -196,55 +207,22 @@ def served(args: argparse.Namespace, peers: list[Peer]) -> dict[str, Any]:
             if command is None:
                 continue
             with serving(command, port) as url:
-                asyncio.run(run(Target(url), Shape(4, 1e3).make(99)))  # warm up
-                for rate in shape_rates:
-                    shape = Shape(
-                        args.num_requests, rate or 1.0, arrivals="poisson" if rate else "together"
-                    )
-                    records = asyncio.run(run(Target(url), shape.make(args.seed + number)))
-                    label = f"{rate:g}/s" if rate else "all at once"
-                    summed = summary(records)
-                    found.setdefault(label, {}).setdefault(peer.name, []).append(summed)
-                    say(f"{label}, {peer.name}: {summed.get('output_tok_s', 0):.1f} tok/s")
+                for load, summed in loaded(url, args, args.seed + number):
+                    found.setdefault(load, {}).setdefault(peer.name, []).append(summed)
+                    say(f"{load}, {peer.name}: {summed.get('output_tok_s', 0):.1f} tok/s")
     return {
-        label: {name: median_of(summaries) for name, summaries in by_server.items()}
-        for label, by_server in found.items()
+        load: {name: median_of(summaries) for name, summaries in by_server.items()}
+        for load, by_server in found.items()
     }
 
 
-def offline_table(result: dict[str, Any]) -> str:
-    """Cases by engines; ratios of ours to theirs."""
-    names = list(next(iter(result["medians"].values())))
-    rows = []
-    for case, medians in result["medians"].items():
-        rivals = [n for n in names if n != OURS]
-        rows.append(
-            [
-                *(case, medians[OURS]),
-                *(medians.get(n) for n in rivals),
-                *(result["ratios"][case].get(n) for n in rivals),
-            ]
-        )
-    rivals = [n for n in names if n != OURS]
-    lines = [table(["tok/s", OURS, *rivals, *(f"ratio to {n}" for n in rivals)], rows)]
-    lines += [", ".join(f"{name} {value:.3g}" for name, value in result["ceilings"].items())]
-    share = result["medians"].get("decode 1", {}).get(OURS, 0) / result["bound"]["decode 1"]
-    return "\n".join([*lines, f"decode 1: {share:.0%} of the read bandwidth"])
-
-
-def served_table(result: dict[str, Any]) -> str:
-    """Loads by servers: throughput, and latencies in milliseconds, p50 / p99."""
-    rows = []
-    for label, by_server in result.items():
-        for name, found in by_server.items():
-            latencies = [
-                f"{1e3 * found[key]['p50']:.0f} / {1e3 * found[key]['p99']:.0f}"
-                if found.get(key)
-                else ""
-                for key in ("ttft_s", "inter_token_s", "e2e_s")
-            ]
-            rows.append([label, name, found.get("output_tok_s"), *latencies, found["failed"]])
-    return table(["load", "server", "tok/s", "TTFT", "inter-token", "e2e", "failed"], rows)
+def loaded(url: str, args: argparse.Namespace, seed: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A running server under each load: (load, summary). It is warmed up first."""
+    asyncio.run(run(Target(url), Shape(4, 1e3).make(99)))
+    loads = {f"{rate:g}/s": Shape(args.num_requests, rate) for rate in args.rates}
+    loads["all at once"] = Shape(args.num_requests, 1.0, arrivals="together")
+    for load, shape in loads.items():
+        yield load, summary(asyncio.run(run(Target(url), shape.make(seed))))
 
 
 if __name__ == "__main__":

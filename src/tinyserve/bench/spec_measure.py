@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tinyserve.bench.common import model_section
+from tinyserve.bench.offline_cases import configuration
 from tinyserve.bench.spec_texts import conversation, random_ids, text
 from tinyserve.config import SpecConfig, TinyServeConfig
 from tinyserve.engine.build import Engine, build_engine
@@ -201,18 +202,10 @@ class Bench:
 
     def _config(self) -> TinyServeConfig:
         args = self.args
-        streams = max(args.streams)
-        length = 512 + args.new
         spec = {"draft_model": args.draft_model} if args.draft_model else {}
-        return TinyServeConfig.from_dict(
-            {
-                "model": model_section(args),
-                "cache": {
-                    "num_blocks": -(-length // 16) * streams + 64,
-                    "num_swap_blocks": 0,
-                    "enable_prefix_caching": False,
-                },
-                "scheduler": {"max_num_seqs": streams, "max_num_batched_tokens": 512},
-                "spec": {**spec, "enabled": False, "verification": args.verification},
-            }
+        return configuration(
+            model_section(args),
+            max(args.streams),
+            512 + args.new,
+            spec={**spec, "enabled": False, "verification": args.verification},
         )
