@@ -58,13 +58,17 @@ async def with_room_left(
     service: Service, body: ChatRequest, refuse: Callable[[int, int], ContextLengthError]
 ) -> Fitted:
     """The conversation, its `max_tokens` lowered to the room. Raises `refuse(prompt, limit)`."""
-    fitted = await as_it_is(service, body)
-    left = service.room - len(fitted.prompt_ids)
+    ids = await service.encode_chat(body)
+    keep = body.truncate_prompt_tokens or 0
+    if keep == -1 and len(ids) >= service.room:
+        keep = max(1, service.room - (body.max_tokens or 1))
+    ids = ids[-keep:] if keep > 0 else ids
+    left = service.room - len(ids)
     if left < 1:
-        raise refuse(len(fitted.prompt_ids), service.room)
+        raise refuse(len(ids), service.room)
     if body.max_tokens is None or body.max_tokens <= left:
-        return fitted
-    return Fitted(body.model_copy(update={"max_tokens": left}), fitted.prompt_ids)
+        return Fitted(body, ids)
+    return Fitted(body.model_copy(update={"max_tokens": left}), ids)
 
 
 async def _cut(service: Service, body: ChatRequest, start: int) -> Fitted:

@@ -13,8 +13,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from tinyserve.errors import RequestError
+from tinyserve.server.extensions import FAST, Extensions, refuse_unshown
 from tinyserve.server.json_node import Node
-from tinyserve.server.protocol import FAST
 from tinyserve.server.responses_tools import NAME_RULE
 from tinyserve.text.tool_formats import TOOL_NAME
 
@@ -40,15 +40,14 @@ class CountRequest(BaseModel):
     output_format: dict[str, Any] | None = None  # what output_config.format was called in the beta
 
 
-class MessagesRequest(CountRequest):
-    """`POST /v1/messages`. Unknown fields go on to the chat request, which knows extensions."""
+class MessagesRequest(CountRequest, Extensions):
+    """`POST /v1/messages`. Unknown fields go on to the chat request, which may know them."""
 
     max_tokens: int
     stream: bool | None = None
     stop_sequences: Annotated[list[str], FAST] | None = None
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
 
@@ -61,9 +60,9 @@ class MessagesRequest(CountRequest):
 # Of the chat request's own fields, those that this API has another name for, or no place.
 NOT_PASSED_ON = frozenset(
     {
-        "logprobs", "top_logprobs", "max_completion_tokens", "stop", "stream_options", "echo",
-        "continue_final_message", "add_generation_prompt", "parallel_tool_calls",
-        "return_token_ids", "reasoning_effort", "user", "functions", "function_call",
+        "max_completion_tokens", "stream_options", "continue_final_message",
+        "add_generation_prompt", "parallel_tool_calls", "reasoning_effort", "user", "functions",
+        "function_call",
     }
 )  # fmt: skip
 
@@ -84,8 +83,9 @@ def check(body: MessagesRequest) -> None:
         raise RequestError(
             f"temperature must be between 0 and 1, got {body.temperature:g}", param="temperature"
         )
-    if (body.model_extra or {}).get("n") not in (None, 1):
-        raise RequestError("n: there is one answer only", param="n")
+    if body.stop is not None and body.stop_sequences is not None:
+        raise RequestError("stop: send either stop_sequences or stop", param="stop")
+    refuse_unshown(body, "logprobs", "top_logprobs")
 
 
 def read_tools(value: Iterable[Any] | None) -> tuple[list[dict[str, Any]], set[str]]:
@@ -142,13 +142,15 @@ def thinks(value: Any) -> bool | None:
     return kind != "disabled"
 
 
-def response_format(body: CountRequest) -> dict[str, Any] | None:
+def response_format(body: MessagesRequest) -> dict[str, Any] | None:
     """`output_config.format`, or `output_format`, as the chat API's `response_format`."""
     node = Node(body.output_config or {}, "output_config").get("format")
     if node.value is None:
         node = Node(body.output_format, "output_format")
     if node.value is None:
         return None
+    if body.response_format is not None:
+        raise node.fault("send either this or response_format")
     node.get("type").one_of(("json_schema",))
     schema = node.get("schema").object()
     return {"type": "json_schema", "json_schema": {"name": "response", "schema": schema}}

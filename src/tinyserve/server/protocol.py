@@ -14,12 +14,12 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    FailFast,
     ValidationError,
     WithJsonSchema,
 )
 
 from tinyserve.errors import RequestError
+from tinyserve.server.extensions import FAST, Extensions
 
 # Request fields that go straight into SamplingParams under their own name.
 SAMPLING_FIELDS = (
@@ -46,42 +46,6 @@ SAMPLING_FIELDS = (
 )
 
 
-def _one_or_many_strings(value: Any) -> Any:
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return value
-    raise ValueError("must be a string or a list of strings")
-
-
-def at_most(limit: int) -> BeforeValidator:
-    """Refuses a longer list or object before its entries are looked at."""
-
-    def check(value: Any) -> Any:
-        if isinstance(value, list | dict) and len(value) > limit:
-            raise ValueError(f"at most {limit} entries, got {len(value)}")
-        return value
-
-    return BeforeValidator(check)
-
-
-class _FailFast(FailFast):
-    """The first wrong entry of a list is enough: an error for each of a million would hold up the
-    loop."""
-
-    __hash__ = object.__hash__  # unions of annotated types want it
-
-
-FAST = _FailFast()
-MAX_LOGIT_BIAS = 1024
-MAX_STOP_TOKEN_IDS = 1024
-MAX_ALLOWED_TOKEN_IDS = 1 << 17
-MAX_BAD_WORDS = 512
-
-Strings = Annotated[str | list[str] | None, BeforeValidator(_one_or_many_strings)]
-Object = dict[str, Any]
-
-
 class StreamOptions(BaseModel):
     """`stream_options`; neither is on unless asked for."""
 
@@ -91,58 +55,21 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(BaseModel):
-    """What both routes share."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+class GenerationRequest(Extensions):
+    """What OpenAI's two older routes share."""
 
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
-    speculative: bool | None = None  # false: no drafts for this request
-    truncate_prompt_tokens: int | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
 
     temperature: float | None = None
     top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None
-    logit_bias: Annotated[dict[str, float] | None, at_most(MAX_LOGIT_BIAS)] = None
-    seed: int | None = None
-    stop: Strings = None
-    stop_token_ids: Annotated[list[int] | None, at_most(MAX_STOP_TOKEN_IDS)] = None
-    include_stop_str_in_output: bool | None = None
-    min_tokens: int | None = None
     max_tokens: int | None = None
-    ignore_eos: bool | None = None
     prompt_logprobs: int | None = None
     n: int | None = None
-    allowed_token_ids: Annotated[
-        Annotated[list[int], FAST] | None, at_most(MAX_ALLOWED_TOKEN_IDS)
-    ] = None
-    bad_words: Annotated[list[str] | None, at_most(MAX_BAD_WORDS)] = None
-    skip_special_tokens: bool | None = None
-
-    # Constraints on the answer's text, under all their names; `server.structured` checks them.
-    response_format: Object | None = None
-    structured_outputs: Object | None = None
-    guided_json: Any = None
-    guided_regex: str | None = None
-    guided_choice: Annotated[list[str], FAST] | None = None
-    guided_grammar: str | None = None
-    guided_whitespace_pattern: str | None = None
-    guided_decoding_backend: str | None = None
-    json_schema: Any = None
-    regex: str | None = None
-    ebnf: str | None = None
-    grammar: str | None = None
 
     def sampling_fields(self) -> dict[str, Any]:
         """The sampling fields that the client set, by SamplingParams' names."""

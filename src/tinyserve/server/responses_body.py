@@ -7,14 +7,13 @@ has a form of its own is read by `responses_input` and `responses_tools`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BeforeValidator
 
 from tinyserve.errors import RequestError
+from tinyserve.server.extensions import FAST, Extensions, at_most, refuse_unshown
 from tinyserve.server.json_node import Node
-from tinyserve.server.protocol import FAST, at_most
 
 LOGPROBS = "message.output_text.logprobs"  # a member of `include`
 
@@ -31,10 +30,8 @@ def _text_or_object(value: Any) -> Any:
     raise ValueError("must be a string or an object")
 
 
-class ResponsesRequest(BaseModel):
-    """`POST /v1/responses`. Unknown fields go on to the chat request, which knows extensions."""
-
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+class ResponsesRequest(Extensions):
+    """`POST /v1/responses`. Unknown fields go on to the chat request, which may know them."""
 
     model: str | None = None
     input: Annotated[str | list[Any] | None, BeforeValidator(_text_or_items)] = None
@@ -73,9 +70,7 @@ class ResponsesRequest(BaseModel):
 
 
 # Of the chat request's own fields, those that this API has another name for, or no place.
-NOT_PASSED_ON = frozenset(
-    {"messages", "logprobs", "max_tokens", "max_completion_tokens", "echo", "return_token_ids"}
-)
+NOT_PASSED_ON = frozenset({"messages", "logprobs", "max_tokens", "max_completion_tokens"})
 
 
 def refuse_unserved(body: ResponsesRequest) -> None:
@@ -86,10 +81,10 @@ def refuse_unserved(body: ResponsesRequest) -> None:
         ("conversation", body.conversation is not None, kept),
         ("prompt", body.prompt is not None, "stored prompts are not supported"),
         ("background", body.background, "responses in the background are not supported"),
-        ("n", (body.model_extra or {}).get("n") not in (None, 1), "there is one answer only"),
     ):
         if is_set:
             raise RequestError(f"{name}: {reason}", param=name, code="unsupported_parameter")
+    refuse_unshown(body)
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
         raise RequestError(
             f"max_output_tokens must be at least 1, got {body.max_output_tokens}",
@@ -97,14 +92,16 @@ def refuse_unserved(body: ResponsesRequest) -> None:
         )
 
 
-def response_format(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def response_format(body: ResponsesRequest) -> dict[str, Any] | None:
     """`text.format` as the chat API's `response_format`; None for plain text."""
-    node = Node(text or {}, "text").get("format")
+    node = Node(body.text or {}, "text").get("format")
     if node.value is None:
         return None
     kind = node.get("type").one_of(("text", "json_object", "json_schema"))
     if kind == "text":
         return None
+    if body.response_format is not None:
+        raise node.fault("send either this or response_format")
     if kind == "json_object":
         return {"type": "json_object"}
     schema = node.get("schema").object()

@@ -13,7 +13,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from tinyserve.server.chat_context import MakeWriter
 from tinyserve.server.chat_prompt import chat_context, encode_chat
 from tinyserve.server.chat_shape import ChatShape
 from tinyserve.server.deltas import DeltaMaker, DeltaOptions, PromptPart
+from tinyserve.server.extensions import Extensions
 from tinyserve.server.limits import (
     check_chat,
     check_completion,
@@ -217,7 +218,7 @@ class Service:
         model = self.resolve_model(body.model)
         limit = self.engine.config.server.max_logprobs
         check_limits(body, {param: num_logprobs, "prompt_logprobs": body.prompt_logprobs}, limit)
-        self._note_strangers(body)
+        self._note_strangers((body.model_extra or {}).keys())
         return model
 
     def _prepared(
@@ -303,9 +304,20 @@ class Service:
             f"{prefix}{secrets.token_hex(12)}", int(time.time()), model, self.engine.fingerprint
         )
 
-    def _note_strangers(self, body: GenerationRequest) -> None:
+    def passed_on(
+        self, body: Extensions, skipped: Set[str], harmless: Set[str] = frozenset()
+    ) -> dict[str, Any]:
+        """The unknown fields of another protocol's body that the chat request may know.
+
+        The `skipped` have another name or no place there; unless `harmless`, they are logged once.
+        """
+        extra = body.model_extra or {}
+        self._note_strangers(skipped & extra.keys())
+        return {k: v for k, v in extra.items() if k not in skipped and k not in harmless}
+
+    def _note_strangers(self, names: Set[str]) -> None:
         """One log line for each unknown field that turns up, however often it does."""
-        new = set(body.model_extra or ()) - KNOWN_AND_HARMLESS - self._known_strangers
+        new = names - KNOWN_AND_HARMLESS - self._known_strangers
         if new and len(self._known_strangers) < 1000:
             self._known_strangers |= new
             shown = ", ".join(repr(name[:64]) for name in itertools.islice(sorted(new), 20))

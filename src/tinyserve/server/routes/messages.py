@@ -26,6 +26,11 @@ from tinyserve.server.writer import Writer
 _NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
 
 
+def _names(body: MessagesRequest) -> dict[str, str]:
+    """Without those that the client itself has used."""
+    return {name: own for name, own in _NAMES.items() if getattr(body, name) is None}
+
+
 def add_routes(app: FastAPI, state: ServerState) -> None:
     @app.post("/v1/messages", openapi_extra=body_schema(MessagesRequest))
     async def messages(request: Request) -> Response:
@@ -33,7 +38,7 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
         body = read_model(MessagesRequest, await read_json(request, state.config.max_body_size))
         service.resolve_model(body.model)
         messages_body.check(body)
-        with renamed(_NAMES):
+        with renamed(_names(body)):
             prepared = await _prepared(service, body, client_of(request, body.user_id))
         return await answer(state, bridge, request, prepared)
 
@@ -49,19 +54,18 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
 
 
 async def _prepared(service: Service, body: MessagesRequest, client: str) -> Prepared:
-    extra = _passed_on(body)
+    extra = service.passed_on(body, messages_body.NOT_PASSED_ON, messages_body.HARMLESS)
     fields = {
-        **extra,
         **_fields(service, body),
         "stream": body.stream,
         "max_tokens": body.max_tokens,
         "stop": body.stop_sequences,
         "temperature": body.temperature,
         "top_p": body.top_p,
-        "top_k": body.top_k,
         "response_format": messages_body.response_format(body),
     }
-    chat = as_chat_request({k: v for k, v in fields.items() if v is not None})
+    given = {k: v for k, v in fields.items() if v is not None}
+    chat = as_chat_request({**extra, **body.extensions(), **given})
     fitted = await with_room_left(service, chat, prompt_too_long)
     is_clamped = fitted.body.max_tokens != body.max_tokens
 
@@ -75,11 +79,6 @@ async def _prepared(service: Service, body: MessagesRequest, client: str) -> Pre
         id_prefix="msg_",
         prompt_ids=fitted.prompt_ids,
     )
-
-
-def _passed_on(body: MessagesRequest) -> dict[str, Any]:
-    skipped = messages_body.NOT_PASSED_ON | messages_body.HARMLESS
-    return {k: v for k, v in (body.model_extra or {}).items() if k not in skipped}
 
 
 def _fields(service: Service, body: CountRequest) -> dict[str, Any]:

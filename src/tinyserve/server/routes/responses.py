@@ -37,6 +37,11 @@ _NAMES = {
 }
 
 
+def _names(body: ResponsesRequest) -> dict[str, str]:
+    """Without those that the client itself has used."""
+    return {name: own for name, own in _NAMES.items() if getattr(body, name, None) is None}
+
+
 def add_routes(app: FastAPI, state: ServerState) -> None:
     @app.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
     async def responses(request: Request) -> Response:
@@ -45,7 +50,7 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
         client = client_of(request, body.user or body.safety_identifier)
         service.resolve_model(body.model)
         refuse_unserved(body)
-        with renamed(_NAMES):
+        with renamed(_names(body)):
             prepared = await _prepared(service, body, client)
         return await answer(state, bridge, request, prepared)
 
@@ -56,7 +61,7 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
         body = read_model(ResponsesRequest, await read_json(request, state.config.max_body_size))
         service.resolve_model(body.model)
         refuse_unserved(body)
-        with renamed(_NAMES):
+        with renamed(_names(body)):
             ids = await service.encode_chat(_chat_request(service, body, read_tools(body.tools)))
         return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
@@ -87,9 +92,8 @@ def _chat_request(service: Service, body: ResponsesRequest, tools: ToolSet) -> C
     for kind in sorted(left_out | tools.left_out):
         service.note(f"/v1/responses: leaving out {kind[:64]!r}, which this server cannot offer")
     choice = read_choice(body.tool_choice, tools)
-    extra = {k: v for k, v in (body.model_extra or {}).items() if k not in NOT_PASSED_ON}
+    extra = service.passed_on(body, NOT_PASSED_ON)
     fields: dict[str, Any] = {
-        **extra,
         "messages": messages,
         "model": body.model,
         "stream": body.stream,
@@ -99,11 +103,12 @@ def _chat_request(service: Service, body: ResponsesRequest, tools: ToolSet) -> C
         "max_tokens": body.max_output_tokens,
         "logprobs": True if body.wants_logprobs else None,
         "top_logprobs": body.top_logprobs if body.wants_logprobs else None,
-        "response_format": response_format(body.text),
+        "response_format": response_format(body),
         "reasoning_effort": Node(body.reasoning or {}, "reasoning").get("effort").text_or("")
         or None,
     }
     if tools.functions:
         fields["tools"], fields["tool_choice"] = tools.functions, choice
         fields["parallel_tool_calls"] = body.parallel_tool_calls
-    return as_chat_request({k: v for k, v in fields.items() if v is not None})
+    given = {k: v for k, v in fields.items() if v is not None}
+    return as_chat_request({**extra, **body.extensions(), **given})

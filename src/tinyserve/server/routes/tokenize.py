@@ -12,9 +12,10 @@ from pydantic import BaseModel, ConfigDict
 
 from tinyserve.errors import RequestError
 from tinyserve.server.answer import json_response
+from tinyserve.server.extensions import FAST
 from tinyserve.server.http import read_json
 from tinyserve.server.openapi import body_schema
-from tinyserve.server.protocol import FAST, ChatRequest, as_chat_request, parse_body, read_model
+from tinyserve.server.protocol import ChatRequest, as_chat_request, parse_body, read_model
 from tinyserve.server.service import Service
 from tinyserve.server.state import ServerState
 from tinyserve.text.tokenizer import Tokenizer
