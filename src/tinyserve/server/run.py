@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import signal
@@ -28,6 +27,7 @@ from tinyserve.config import ServerConfig
 from tinyserve.engine.build import Engine
 from tinyserve.errors import ConfigError, EngineDeadError
 from tinyserve.server.app import create_app
+from tinyserve.server.collector import Collector
 from tinyserve.server.connection import Connection
 from tinyserve.server.guards import HostGuard, host_rule
 from tinyserve.server.http import App
@@ -58,7 +58,10 @@ def serve(
     """
 
     def announce(engine: Engine) -> None:
-        gc.freeze()  # what has been loaded stays: no later collection need walk it
+        assert state.bridge is not None
+        collector = Collector(state.bridge)
+        collector.start()
+        ending.callback(collector.stop)
         if on_ready is not None:
             on_ready(engine, url)
 
@@ -67,7 +70,7 @@ def serve(
     knows = host_rule(config, has_keys=bool(state.keys))
     settings = web_settings(app if knows is None else HostGuard(app, knows), config)
     raise_file_limit()
-    with listening(config) as listener:
+    with contextlib.ExitStack() as ending, listening(config) as listener:
         url = url_of(config, listener)
         server = GracefulServer(settings, state)
         state.on_load_error = server.give_up
