@@ -61,9 +61,15 @@ def transformers(args: argparse.Namespace) -> float:
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
 
     def generate(ids: list[list[int]], new: int) -> None:
+        rows = torch.tensor(ids)
         with torch.inference_mode():
             model.generate(
-                torch.tensor(ids), do_sample=False, min_new_tokens=new, max_new_tokens=new
+                rows,
+                attention_mask=torch.ones_like(rows),
+                pad_token_id=0,
+                do_sample=False,
+                min_new_tokens=new,
+                max_new_tokens=new,
             )
 
     return speed(args, generate)

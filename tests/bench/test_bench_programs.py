@@ -38,6 +38,17 @@ def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert line["of_roofline"] == max(line["of_bandwidth"], line["of_multiply_rate"])
 
 
+def test_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams with a shared prefix are timed grouped and apart."""
+    require_native()
+    monkeypatch.setattr(attention, "CACHES", 1 << 20)
+    monkeypatch.setattr(ceilings, "READ_BYTES", 1 << 20)
+    arguments = ["--dtypes", "int8", "--contexts", "20", "--streams", "1,9", "--repeat", "1"]
+    lines = result_of(attention.main, [*arguments, "--prefix", "260"], tmp_path)["lines"]
+    assert [(x["rows"], x["context"]) for x in lines] == [(1, 20), (9, 20), (1, 300), (9, 300)]
+    assert [x.get("gain", 0) > 0 for x in lines] == [False, False, True, True]
+
+
 def test_every_study_shows_what_it_is_about(tmp_path: Path) -> None:
     times = tmp_path / "times.json"
     StepModel((1, 16, 512), (0.01, 0.02, 0.5), per_draw=0.001, per_context=1e-6).save(times)

@@ -9,6 +9,7 @@ import json
 import platform
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,7 @@ def machine(variant: str | None = None) -> dict[str, Any]:
         "kernels": variant,
         "python": platform.python_version(),
         "tinyserve": tinyserve.__version__,
+        "date": datetime.now(timezone.utc).date().isoformat(),
     }
 
 

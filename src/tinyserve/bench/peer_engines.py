@@ -164,7 +164,7 @@ class Tinyserve:
     def offline(self, case: Case) -> float | None:
         return None
 
-    def serve(self, port: int, seats: int, context: int) -> list[str] | None:
+    def serve(self, port: int, seats: int, context: int) -> list[str]:
         command = [
             *(sys.executable, "-m", "tinyserve", "serve", "--model", self.model),
             *("--port", str(port), "--max-num-seqs", str(seats), "--max-model-len", str(context)),

@@ -206,8 +206,8 @@ def served(args: argparse.Namespace, peers: list[Peer]) -> dict[str, Any]:
             command = peer.serve(port, args.seats, 512)
             if command is None:
                 continue
-            with serving(command, port) as url:
-                for load, summed in loaded(url, args, args.seed + number):
+            with serving(command, port) as server:
+                for load, summed in loaded(server.url, args, args.seed + number):
                     found.setdefault(load, {}).setdefault(peer.name, []).append(summed)
                     say(f"{load}, {peer.name}: {summed.get('output_tok_s', 0):.1f} tok/s")
     return {

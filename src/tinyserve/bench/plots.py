@@ -142,6 +142,40 @@ def peers(result: Mapping[str, Any], path: str) -> None:
     save(drawn, path)
 
 
+def growth(result: Mapping[str, Any], path: str) -> None:
+    """The time of a step over streams and over context, and memory over requests."""
+    drawn, (by_streams, by_context, memory) = figure(3, f"How costs grow: {result['model']}")
+    lines = result.get("steps", [])
+    shortest = min((line["context"] for line in lines), default=0)
+    short = [line for line in lines if line["context"] == shortest]
+    by_streams.plot(
+        [p["streams"] for p in short], [p["ms"] for p in short], label="measured", **style(1)
+    )
+    if short:
+        most, first = short[-1]["streams"], short[0]["ms"]
+        label = "in proportion to streams"
+        by_streams.plot([1, most], [first, first * most], "--", color="#999999", label=label)
+        by_streams.set(ylim=(0, 1.3 * max(p["ms"] for p in short)))
+        by_streams.legend(frameon=False, fontsize=8)
+    by_streams.set(xlabel=f"streams, context {shortest}", ylabel="decode step, ms", xlim=(0, None))
+    contexts = sorted({line["context"] for line in lines})
+    for index, (streams, line) in enumerate(series(lines, "streams").items()):
+        if len(line) > 1:
+            label = f"{streams} stream" + "s" * (streams != "1")
+            x, y = [p["context"] for p in line], [p["ms"] for p in line]
+            by_context.plot(x, y, label=label, **style(index))
+    by_context.set(xlabel="context, tokens", ylabel="decode step, ms", ylim=(0, None))
+    if len(contexts) > 1:
+        by_context.set_xscale("log", base=2)
+        by_context.set_xticks(contexts, [str(c) for c in contexts])
+        by_context.legend(frameon=False, fontsize=8)
+    samples = result.get("memory", {}).get("samples", [])
+    memory.plot([done for done, _ in samples], [mib for _, mib in samples], color=COLOURS[1])
+    most = 1.3 * max((mib for _, mib in samples), default=1.0)
+    memory.set(xlabel="requests answered", ylabel="server's resident memory, MiB", ylim=(0, most))
+    save(drawn, path)
+
+
 def _grouped(axis: Any, cases: Mapping[str, Mapping[str, float]], label: str) -> None:
     """Bars of every engine, side by side in each case."""
     names = list(dict.fromkeys(name for case in cases.values() for name in case))

@@ -10,8 +10,11 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO
 
 START_S = 180.0
+POLL_S = 0.02
 
 
 def free_port() -> int:
@@ -22,18 +25,28 @@ def free_port() -> int:
         return port
 
 
+@dataclass(frozen=True)
+class Served:
+    """A healthy server. `start_s`: seconds from its command to its first healthy answer."""
+
+    url: str
+    pid: int
+    start_s: float
+
+
 @contextlib.contextmanager
-def serving(command: Sequence[str], port: int) -> Iterator[str]:
-    """The URL of the server that `command` starts; it is ended afterwards.
+def serving(command: Sequence[str], port: int) -> Iterator[Served]:
+    """The server that `command` starts; it is ended afterwards.
 
     Raises RuntimeError with what it printed, if it ends or does not become healthy.
     """
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryFile() as log:
+        begin = time.monotonic()
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
             _wait_healthy(url, process, log)
-            yield url
+            yield Served(url, process.pid, time.monotonic() - begin)
         finally:
             process.terminate()
             try:
@@ -43,7 +56,7 @@ def serving(command: Sequence[str], port: int) -> Iterator[str]:
                 process.wait()
 
 
-def _wait_healthy(url: str, process: subprocess.Popen[bytes], log: object) -> None:
+def _wait_healthy(url: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
@@ -51,7 +64,8 @@ def _wait_healthy(url: str, process: subprocess.Popen[bytes], log: object) -> No
                 if response.status == 200:
                     return
         except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    log.seek(0)  # type: ignore[attr-defined]
-    printed = log.read()[-4000:].decode(errors="replace")  # type: ignore[attr-defined]
+            pass
+        time.sleep(POLL_S)
+    log.seek(0)
+    printed = log.read()[-4000:].decode(errors="replace")
     raise RuntimeError(f"the server did not become healthy; it printed:\n{printed}")

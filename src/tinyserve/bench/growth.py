@@ -1,0 +1,205 @@
+"""How costs grow: a step's time with streams and context, memory with requests; start-up time.
+
+    python -m tinyserve.bench.growth --model default --out FILE.json --plot FILE.png
+
+    steps     the time of a decode step over numbers of streams and lengths of context, the whole
+              engine without HTTP; medians of several steps, in rounds that take turns
+    memory    a server's resident memory over many requests, prompts and answers short
+    start     from the command to the first healthy answer of `/health`, model on disk; and the
+              memory of an engine that has served, against its packed weights and touched KV-cache
+
+The scheduler's own time over thousands of waiting requests is another program's: `step_overhead`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from tinyserve.bench.common import (
+    argument_parser,
+    command,
+    ints,
+    machine,
+    model_section,
+    say,
+    table,
+    write_json,
+)
+from tinyserve.bench.growth_process import memory_over_requests, resident, start_times
+from tinyserve.bench.offline_cases import configuration, token_ids
+from tinyserve.bench.peer_engines import Tinyserve
+from tinyserve.config import TinyServeConfig
+from tinyserve.engine.build import Engine, build_engine
+from tinyserve.engine.core import EngineCore
+from tinyserve.engine.request import EngineRequest
+from tinyserve.engine.sampling import SamplingParams
+from tinyserve.kernels.threads import default_threads
+
+MODULE = "growth"
+PARTS = ("steps", "memory", "start")
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = options()
+    args = parser.parse_args(argv)
+    wanted = args.parts.split(",")
+    if unknown := [part for part in wanted if part not in PARTS]:
+        parser.error(f"there is no part {unknown[0]!r}: {', '.join(PARTS)}")
+    section = model_section(args)
+    ours = Tinyserve(section["name"], section["quantization"], args.threads or default_threads()[0])
+    result: dict[str, Any] = {"command": command(MODULE, args, parser), "machine": machine()}
+    result["model"] = section["name"]
+    if "steps" in wanted:
+        engine = build_engine(_configuration(args))
+        result["model"] = engine.model_name
+        result["steps"] = steps(engine, args)
+    if "memory" in wanted:
+        result["memory"] = memory_over_requests(ours, args.num_requests, args.seed)
+    if "start" in wanted:
+        result["start"] = start_times(ours, args.starts)
+        result["resident"] = resident(section, args.seed)
+    print(report(result))
+    write_json(args.out, result)
+    if args.plot:
+        from tinyserve.bench.plots import growth
+
+        growth(result, args.plot)
+
+
+def options() -> argparse.ArgumentParser:
+    parser = argument_parser(MODULE, __doc__)
+    add = parser.add_argument
+    add("--parts", default=",".join(PARTS), help="which, separated by commas")
+    add("--streams", type=ints, default=[1, 2, 4, 8, 16, 32, 64])
+    add("--contexts", type=ints, default=[64, 256, 1024, 4096], help="tokens before the step")
+    add("--long-streams", type=ints, default=[1, 4], help="streams that all contexts are tried at")
+    add("--steps", type=int, default=24, help="steps timed in a round")
+    add("--repeat", type=int, default=3, help="rounds; medians are reported")
+    add("--num-requests", type=int, default=10000, help="requests of the memory part")
+    add("--starts", type=int, default=7, help="starts of the server; the median is reported")
+    add("--plot", help="draw it into this file")
+    return parser
+
+
+def steps(engine: Engine, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One line for each pair of streams and context: the median step in milliseconds."""
+    pairs = pairs_of(args)
+    rounds: dict[tuple[int, int], list[float]] = {pair: [] for pair in pairs}
+    list(decode_steps(engine.core, *pairs[0], args.steps, args.seed))  # warm up
+    for number in range(args.repeat):
+        for streams, context in pairs:
+            taken = list(decode_steps(engine.core, streams, context, args.steps, args.seed))
+            rounds[streams, context].append(statistics.median(taken))
+            took = 1e3 * rounds[streams, context][-1]
+            say(f"round {number + 1}, {streams} streams at {context}: {took:.1f} ms")
+    return [
+        {"streams": streams, "context": context, "ms": 1e3 * statistics.median(found)}
+        for (streams, context), found in rounds.items()
+    ]
+
+
+def pairs_of(args: argparse.Namespace) -> list[tuple[int, int]]:
+    """All streams at the shortest context, all contexts at `--long-streams`; each pair once."""
+    pairs = [(streams, min(args.contexts)) for streams in args.streams]
+    pairs += [(streams, context) for streams in args.long_streams for context in args.contexts]
+    return list(dict.fromkeys(pairs))
+
+
+def decode_steps(
+    core: EngineCore, streams: int, context: int, count: int, seed: int
+) -> Iterator[float]:
+    """Seconds of each of `count` steps that decode `streams` sequences around `context` tokens."""
+    params = SamplingParams(temperature=0, max_tokens=count + 1, ignore_eos=True)
+    for i in range(streams):
+        ids = token_ids(max(1, context - count // 2), seed + i)
+        core.add_request(EngineRequest(request_id=str(i), prompt_token_ids=ids, params=params))
+    has_begun: set[str] = set()
+    while len(has_begun) < streams:
+        has_begun |= {output.request_id for output in core.step() if output.new_token_ids}
+    while core.has_work():
+        begin = time.perf_counter()
+        outputs = core.step()
+        seconds = time.perf_counter() - begin
+        if len(outputs) == streams:  # none has ended yet
+            yield seconds
+
+
+def _configuration(args: argparse.Namespace) -> TinyServeConfig:
+    pairs = pairs_of(args)
+    streams = max(streams for streams, _ in pairs)
+    longest = max(context for _, context in pairs) + args.steps
+    blocks = max(streams * (-(-(context + args.steps) // 16) + 1) for streams, context in pairs)
+    return configuration(
+        model_section(args),
+        streams,
+        longest,
+        cache={"num_blocks": blocks + 64, "num_swap_blocks": 0, "enable_prefix_caching": False},
+        scheduler={
+            "max_num_seqs": streams,
+            "max_num_batched_tokens": 512,
+            "max_model_len": longest + 16,
+        },
+    )
+
+
+def report(result: dict[str, Any]) -> str:
+    """All parts as tables."""
+    tables = []
+    if "steps" in result:
+        tables += [steps_table(result["steps"])]
+    if "memory" in result:
+        tables += [memory_table(result["memory"])]
+    if "start" in result:
+        tables += [start_table(result)]
+    return "\n\n".join(tables)
+
+
+def steps_table(lines: list[dict[str, Any]]) -> str:
+    """Milliseconds of a step, and in comparison with one stream and the shortest context."""
+    base = lines[0]["ms"]
+    rows = [
+        [
+            *(line["streams"], line["context"], line["ms"], line["ms"] / base),
+            1e3 * line["streams"] / line["ms"],
+        ]
+        for line in lines
+    ]
+    return table(["streams", "context", "step ms", "to the first", "tok/s"], rows)
+
+
+def memory_table(memory: dict[str, Any]) -> str:
+    """Resident memory at some points of the run."""
+    samples = memory["samples"]
+    shown = [samples[round(i * (len(samples) - 1) / 5)] for i in range(6)]
+    lines = [table(["requests done", "resident MiB"], shown)]
+    lines += [
+        f"growth after the first tenth: {memory['growth_kib_per_1000']:.3g} KiB per 1,000 requests"
+    ]
+    return "\n\n".join(lines)
+
+
+def start_table(result: dict[str, Any]) -> str:
+    """Start-up times, and the account of resident memory."""
+    times, found = result["start"]["seconds"], result["resident"]
+    rows = [
+        ["command to /health, median of " + str(len(times)), f"{statistics.median(times):.2f} s"],
+        ["slowest", f"{max(times):.2f} s"],
+        ["weights, packed", mib(found["weights"])],
+        ["KV-cache, touched", mib(found["kv_cache"])],
+        ["interpreter and libraries alone", mib(found["baseline"])],
+        ["resident after 16 streams", mib(found["resident"])],
+        ["resident without the baseline, over weights and KV", f"{found['ratio']:.2f}x"],
+    ]
+    return table(["what", "value"], rows)
+
+
+def mib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**20:.0f} MiB"
+
+
+if __name__ == "__main__":
+    main()
