@@ -12,15 +12,16 @@ from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, 
 from dataclasses import dataclass
 from typing import Any
 
-from tinyserve.engine.request import EngineRequest
+from tinyserve.engine.request import EngineRequest, RequestOutput
 from tinyserve.errors import RequestTimeoutError, TinyServeError
 from tinyserve.server.bridge import EngineBridge
 from tinyserve.server.deltas import Delta, DeltaMaker
-from tinyserve.server.mailbox import Mailbox, Signal
+from tinyserve.server.mailbox import Event, Mailbox, Signal
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 PING_INTERVAL_S = 15.0
+FAILURES = ("error", "abort")  # reasons to finish
 
 
 class ClientGoneError(Exception):
@@ -91,15 +92,16 @@ class Session:
             deltas: list[Delta] = []
             is_tick = False
             for event in await self._mailbox.take():
-                if isinstance(event, TinyServeError):
-                    raise event
                 if event is Signal.GONE:
                     raise ClientGoneError
-                if isinstance(event, Signal):
+                if event is Signal.TICK:
                     is_tick = True
                     continue
-                if event.finish_reason in ("error", "abort"):
-                    raise event.error or TinyServeError("the request was aborted")
+                if not isinstance(event, RequestOutput) or event.finish_reason in FAILURES:
+                    try:
+                        raise _error_of(event)
+                    finally:
+                        del event  # or the error would hold itself, by its traceback and this frame
                 delta = self._job.deltas.feed(event)
                 if delta is not None:
                     deltas.append(delta)
@@ -126,3 +128,9 @@ class Session:
     def _tick(self) -> None:
         self._mailbox.put(Signal.TICK)
         self._tick_later()
+
+
+def _error_of(event: Event) -> Exception:
+    """Why the request ends, where it does not end well."""
+    error = event.error if isinstance(event, RequestOutput) else event
+    return error if isinstance(error, Exception) else TinyServeError("the request was aborted")
