@@ -105,7 +105,7 @@ class ModelOptions:
         "auto",
         "how the model writes tool calls; auto reads it off the chat template, none leaves them "
         "in the text",
-        choices=("auto", "hermes", "llama3_json", "mistral", "none"),
+        choices=("auto", "hermes", "llama3_json", "mistral", "qwen3_coder", "pythonic", "none"),
     )
     reasoning_parser: str = setting(
         "none",

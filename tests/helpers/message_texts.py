@@ -12,8 +12,13 @@ from hypothesis import strategies as st
 from tinyserve.text.messages import MessageParser, Part, ReasoningPart, TextPart, ToolCallPart
 from tinyserve.text.tool_formats import ToolFormat
 from tinyserve.text.tool_reader import CallReader, joined
+from tinyserve.text.tool_use import Function
 
 NAMES = ("f", "get_weather")
+# What the schema says decides how a value that is written as plain text is read.
+KINDS = {"s": "string", "i": "integer", "b": "boolean", "l": "array", "o": "object", "n": "null"}
+PARAMETERS = {"type": "object", "properties": {key: {"type": kind} for key, kind in KINDS.items()}}
+FUNCTIONS = tuple(Function(name, PARAMETERS) for name in NAMES)
 
 # What texts are made of: whole calls, halves of them, markers and ordinary characters.
 PIECES = (
@@ -21,6 +26,11 @@ PIECES = (
     "<think>", "</think>", '{"name": "f", ', '"arguments": ', '"parameters": ', '{"a": 1}', "{}",
     '"arguments": {"x": "<tool_call>", "y": [1, {"z": null}]}', '"name": "get_weather"', "{", "}",
     "[", "]", ",", ";", ":", '"', "\\", "\n", " ", "a", "é", "f", "null", "'", "<", "</", "[TOOL",
+    "<function=f>", "<function=", "</function>", "<parameter=s>", "<parameter=i>", "</parameter>",
+    "<parameter=", ">", "\n</parameter>\n", "\ntext\n", "<|python_start|>", "<|python_end|>",
+    "[f(", "[f(s=", "get_weather(", "f()", "(", ")", ")]", "=", "i=5", "b=True", "s='x'", ", ",
+    "\\x4", "[f(s='a\\'b', o={'k': (1, None)}), get_weather()]", "<|tool_call_start|>",
+    "<tool_call>\n<function=f>\n<parameter=s>\na</parameter>\n</function>\n</tool_call>",
     '{"name": "f", "arguments": {"a": "b"}}', '{"name": "f", "parameters": {"q": "line\nbreak"}}',
 )  # fmt: skip
 wild_texts = st.lists(st.sampled_from(PIECES), max_size=14).map("".join)
@@ -49,21 +59,35 @@ calls = st.tuples(st.sampled_from(NAMES), argument_objects)
 def write_calls(form: ToolFormat, written: Sequence[tuple[str, dict[str, Any]]]) -> str:
     """The calls as the format writes them."""
     before, between, after = form.call
+    write = _NOTATIONS[form.notation]
     texts = [
         before
         + (json.dumps(name) if form.is_name_quoted else name)
         + between
-        + json.dumps(arguments)
+        + write(arguments)
         + after
         for name, arguments in written
     ]
     return form.first + form.separator.join(texts) + form.last
 
 
+def _as_xml(arguments: dict[str, Any]) -> str:
+    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in arguments.items()}
+    return "".join(f"<parameter={k}>\n{text}\n</parameter>\n" for k, text in texts.items())
+
+
+def _as_python(arguments: dict[str, Any]) -> str:
+    texts = {k: json.dumps(v) if isinstance(v, str) else repr(v) for k, v in arguments.items()}
+    return ", ".join(f"{k}={text}" for k, text in texts.items())
+
+
+_NOTATIONS = {"json": json.dumps, "xml": _as_xml, "python": _as_python}
+
+
 def new_reader(form: ToolFormat, **options: Any) -> CallReader:
     """A reader whose ids are id0, id1, ..."""
     count = itertools.count()
-    return CallReader(form, NAMES, new_id=lambda: f"id{next(count)}", **options)
+    return CallReader(form, FUNCTIONS, new_id=lambda: f"id{next(count)}", **options)
 
 
 def read(parser: MessageParser | CallReader, pieces: Sequence[str]) -> list[Part]:

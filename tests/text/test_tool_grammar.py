@@ -6,17 +6,30 @@ import json
 from typing import Any
 
 import pytest
-from helpers.message_texts import write_calls
+from helpers.message_texts import calls_in, read, write_calls
 
 from tinyserve.errors import RequestError
-from tinyserve.text.tool_formats import HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS, ToolFormat
+from tinyserve.text.tool_formats import (
+    HERMES,
+    LLAMA3_JSON,
+    MISTRAL,
+    MISTRAL_ARGS,
+    PYTHONIC,
+    PYTHONIC_MARKED,
+    QWEN3_CODER,
+    ToolFormat,
+)
 from tinyserve.text.tool_grammar import MAX_CALLS, calls_grammar
+from tinyserve.text.tool_reader import CallReader
 from tinyserve.text.tool_use import Function
 
 llguidance = pytest.importorskip("llguidance")
 
-FORMATS = (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS)
-every_format = pytest.mark.parametrize("form", FORMATS, ids=lambda f: f"{f.name}{f.call[1][:6]}")
+IN_JSON = (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS)
+FORMATS = (*IN_JSON, QWEN3_CODER, PYTHONIC, PYTHONIC_MARKED)
+every_format = pytest.mark.parametrize(
+    "form", FORMATS, ids=lambda f: f"{f.name}{f.call[1][:6]}{f.first[:3]}"
+)
 CITY = {
     "type": "object",
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
@@ -52,7 +65,7 @@ def test_calls_of_allowed_functions(form: ToolFormat) -> None:
     [
         ("get_whether", {"city": "Paris"}),
         ("get_weather", {}),
-        ("get_weather", {"city": 5}),
+        ("get_weather", {"city": "Paris", "days": "3 or 4"}),
         ("get_weather", {"city": "Paris", "more": 1}),
         ("now", {"a": 1}),
     ],
@@ -146,3 +159,74 @@ def test_arguments_are_spaced_as_python_spaces_json() -> None:
     assert accepts(grammar, text)
     assert json.dumps({"city": "Paris", "days": 3}) in text
     assert not accepts(grammar, text.replace(", ", ",\n"))
+
+
+NOTED = (QWEN3_CODER, PYTHONIC)
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "unit": {"type": "string", "enum": ["C", "F"]},
+        "city": {"type": "string"},
+        "exact": {"type": "boolean"},
+        "at": {"type": ["array", "null"], "items": {"$ref": "#/$defs/hour"}},
+    },
+    "required": ["city"],
+    "$defs": {"hour": {"type": "integer", "minimum": 0, "maximum": 23}},
+}
+
+
+@pytest.mark.parametrize("form", NOTED, ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"city": "Paris"},
+        {"unit": "C", "city": "Paris"},
+        {"city": "Paris", "at": [1, 23]},
+        {"unit": "F", "city": "", "exact": True, "at": None},
+    ],
+)
+def test_optional_arguments_may_be_left_out(form: ToolFormat, arguments: dict[str, Any]) -> None:
+    """And what the grammar lets through is read as it was meant."""
+    function = Function("f", PARAMETERS)
+    text = write_calls(form, [("f", arguments)])
+    assert accepts(calls_grammar(form, [function]), text)
+    reader = CallReader(form, [function])
+    [(_, found)] = calls_in(read(reader, [text]))
+    assert json.loads(found) == arguments
+
+
+@pytest.mark.parametrize("form", NOTED, ids=lambda f: f.name)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"unit": "C"},
+        {"unit": "K", "city": "Paris"},
+        {"city": "Paris", "at": [24]},
+        {"city": "Paris", "exact": "maybe"},
+    ],
+)
+def test_arguments_against_the_schema_are_out(form: ToolFormat, arguments: dict[str, Any]) -> None:
+    grammar = calls_grammar(form, [Function("f", PARAMETERS)])
+    assert not accepts(grammar, write_calls(form, [("f", arguments)]))
+
+
+@pytest.mark.parametrize("form", NOTED, ids=lambda f: f.name)
+@pytest.mark.parametrize("schema", [{}, {"type": "object"}, {"anyOf": [{"type": "object"}]}])
+def test_open_schemas_take_any_arguments(form: ToolFormat, schema: dict[str, Any]) -> None:
+    grammar = calls_grammar(form, [Function("f", schema)])
+    for arguments in ({}, {"a": "x"}, {"a": "x", "b_2": "y z"}):
+        assert accepts(grammar, write_calls(form, [("f", arguments)]))
+
+
+@pytest.mark.parametrize("form", NOTED, ids=lambda f: f.name)
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_schemas_are_taken_in_every_notation(form: ToolFormat, odd: dict[str, Any]) -> None:
+    schema = {"type": "object", "properties": {"a": odd, "b": True}, "$defs": {"A": {}}}
+    assert accepts(calls_grammar(form, [Function("f", schema)]), write_calls(form, [("f", {})]))
+
+
+@pytest.mark.parametrize("form", NOTED, ids=lambda f: f.name)
+def test_names_that_the_notation_cannot_write_make_no_wrong_grammar(form: ToolFormat) -> None:
+    properties = {name: {"type": "string"} for name in ('a"b', "c>d", "e f", "é", "", "ok")}
+    grammar = calls_grammar(form, [Function("f", {"properties": properties})])
+    assert accepts(grammar, write_calls(form, [("f", {"ok": "x"})]))

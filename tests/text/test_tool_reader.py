@@ -26,12 +26,23 @@ from tinyserve.text.tool_formats import (
     LLAMA3_JSON,
     MISTRAL,
     MISTRAL_ARGS,
+    PYTHONIC,
+    PYTHONIC_MARKED,
+    QWEN3_CODER,
     ToolFormat,
     detect_tool_format,
 )
 
-FORMATS = (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS)
-every_format = pytest.mark.parametrize("form", FORMATS, ids=lambda f: f"{f.name}{f.call[1][:6]}")
+IN_JSON = (HERMES, LLAMA3_JSON, MISTRAL, MISTRAL_ARGS)
+FORMATS = (*IN_JSON, QWEN3_CODER, PYTHONIC, PYTHONIC_MARKED)
+
+
+def name_of(form: ToolFormat) -> str:
+    return f"{form.name}{form.call[1][:6]}{form.first[:3]}"
+
+
+every_format = pytest.mark.parametrize("form", FORMATS, ids=name_of)
+every_json_format = pytest.mark.parametrize("form", IN_JSON, ids=name_of)
 
 
 def whole(form: ToolFormat, text: str, **options: Any) -> tuple[str, list[tuple[str | None, str]]]:
@@ -58,7 +69,7 @@ def test_text_without_a_call_is_untouched(form: ToolFormat, text: str) -> None:
         assert shown == text
 
 
-@every_format
+@every_json_format
 @given(written=st.lists(calls, min_size=1, max_size=3), data=st.data())
 def test_calls_are_read_as_they_were_written(
     form: ToolFormat, written: list[tuple[str, dict[str, Any]]], data: st.DataObject
@@ -159,7 +170,7 @@ def test_line_breaks_in_strings_become_json() -> None:
 
 def test_markers_inside_arguments_are_arguments() -> None:
     value = '</tool_call> [TOOL_CALLS] <tool_call>{"name'
-    for form in FORMATS:
+    for form in IN_JSON:
         shown, found = whole(form, write_calls(form, [("f", {"code": value}), ("f", {})]))
         assert shown == ""
         assert [json.loads(arguments) for _, arguments in found] == [{"code": value}, {}]
@@ -194,8 +205,8 @@ def test_mistrals_newer_form() -> None:
 
 @every_format
 def test_no_more_calls_than_allowed(form: ToolFormat) -> None:
-    text = write_calls(form, [("f", {"a": 1}), ("get_weather", {}), ("f", {})])
-    assert whole(form, text, max_calls=1) == ("", [("f", '{"a": 1}')])
+    text = write_calls(form, [("f", {"i": 1}), ("get_weather", {}), ("f", {})])
+    assert whole(form, text, max_calls=1) == ("", [("f", '{"i": 1}')])
 
 
 def test_a_deeply_nested_call_is_read_like_any_other() -> None:
@@ -212,6 +223,11 @@ def test_a_deeply_nested_call_is_read_like_any_other() -> None:
         ("[TOOL_CALLS]{{ name }}[ARGS]", MISTRAL_ARGS),
         ("<|python_tag|>", LLAMA3_JSON),
         ('Respond in the format {"name": function name, "parameters": dictionary', LLAMA3_JSON),
+        ("<tool_call>\n<function=example_function_name>", QWEN3_CODER),
+        ("[func_name1(params_name1=params_value1, params_name2=2), func_name2(params)]", PYTHONIC),
+        ('<|python_start|>{"name": function name, "parameters": {}}<|python_end|>', LLAMA3_JSON),
+        ("<|python_start|>", PYTHONIC),
+        ("<|tool_call_start|>{{ calls }}<|tool_call_end|>", PYTHONIC_MARKED),
         ("{{ messages }}", HERMES),
         (None, HERMES),
     ],

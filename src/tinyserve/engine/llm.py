@@ -25,6 +25,7 @@ from tinyserve.engine.request import EngineRequest, RequestOutput
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.engine.turn import Turn
 from tinyserve.errors import ConfigError, RequestError, TinyServeError
+from tinyserve.text.messages import MessageParser, Part
 from tinyserve.text.tool_use import read_tool_use
 
 Params = SamplingParams | Mapping[str, Any] | None
@@ -89,14 +90,15 @@ class LLM:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
+        response_format: Mapping[str, Any] | None = None,
         progress: bool | None = None,
         **template: Any,
     ) -> list[Output]:
         """Answer a conversation, or each of a list of them, by the model's chat template.
 
-        `tools` and `tool_choice` as in OpenAI's API; calls are in each choice's `message`.
-        `template`: add_generation_prompt, continue_final_message, template_kwargs. `params` as in
-        `generate`, but without a limit of tokens by default. Raises RequestError.
+        `tools`, `tool_choice` and `response_format` as in OpenAI's API; calls are in each choice's
+        `message`. `template`: add_generation_prompt, continue_final_message, template_kwargs.
+        `params` as in `generate`, but without a limit of tokens by default. Raises RequestError.
         """
         chats: Sequence[Messages]
         if messages and isinstance(messages[0], Mapping):
@@ -106,7 +108,7 @@ class LLM:
         if not chats:
             raise RequestError("messages is empty", param="messages")
         use = read_tool_use(tools, tool_choice)
-        turns = [Turn.after(self._intake, chat, use, **template) for chat in chats]
+        turns = [Turn.after(self._intake, chat, use, response_format, **template) for chat in chats]
         all_params = self._params_list(params, len(turns), {"max_tokens": None})
         pairs = list(zip(turns, all_params, strict=True))
         requests = [turn.request(self._next_id(), p) for turn, p in pairs]
@@ -147,12 +149,24 @@ class LLM:
         """What `generate` would return for one prompt, as it comes. Close it to stop early."""
         (text,) = _only(split_prompts(prompt, param="prompt"))
         ids = self._intake.encode(text)
-        return self._stream(ids, self._params(params, {"max_tokens": COMPLETION_MAX_TOKENS}))
+        settled = self._params(params, {"max_tokens": COMPLETION_MAX_TOKENS})
+        return self._stream(self._intake.request(self._next_id(), ids, settled))
 
-    def stream_chat(self, messages: Messages, params: Params = None, **template: Any) -> Stream:
-        """What `chat` would return for one conversation, as it comes."""
-        ids = self._intake.encode_chat(messages, **template)
-        return self._stream(ids, self._params(params, {"max_tokens": None}))
+    def stream_chat(
+        self,
+        messages: Messages,
+        params: Params = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
+        response_format: Mapping[str, Any] | None = None,
+        **template: Any,
+    ) -> Stream:
+        """What `chat` would return for one conversation, as it comes. Raises RequestError."""
+        use = read_tool_use(tools, tool_choice)
+        turn = Turn.after(self._intake, messages, use, response_format, **template)
+        request = turn.request(self._next_id(), self._params(params, {"max_tokens": None}))
+        return self._stream(request, turn)
 
     def close(self) -> None:
         """Abort whatever is still open. The model is freed with the last reference to it."""
@@ -276,22 +290,27 @@ class LLM:
                 complete.append(request_id)
         return complete
 
-    def _stream(self, ids: list[int], params: SamplingParams) -> Stream:
-        request = self._intake.request(self._next_id(), ids, params)
+    def _stream(self, request: EngineRequest, turn: Turn | None = None) -> Stream:
         self._submit(request)
-        return Stream(self, request.request_id, params.n)
+        n = request.params.n
+        parsers = [] if turn is None else [turn.new_parser() for _ in range(n)]
+        return Stream(self, request.request_id, n, parsers)
 
 
 class Stream:
     """The deltas of one request, as an iterator. It was submitted when it was made.
 
+    `parsers` read the messages of a conversation's choices; there are none for other texts.
     Leaving it early (`close`, a with block, or dropping it) aborts the request.
     """
 
-    def __init__(self, llm: LLM, request_id: str, num_choices: int) -> None:
+    def __init__(
+        self, llm: LLM, request_id: str, num_choices: int, parsers: Sequence[MessageParser] = ()
+    ) -> None:
         self._llm = llm
         self._request_id = request_id
         self._left = num_choices
+        self._parsers = parsers
         self._ready: list[RequestOutput] = []
 
     def __iter__(self) -> Stream:
@@ -311,7 +330,15 @@ class Stream:
         self._left -= output.finish_reason is not None
         if not self._left:
             self.close()
-        return StreamDelta.of(output)
+        return StreamDelta.of(output, self._parts(output))
+
+    def _parts(self, output: RequestOutput) -> list[Part]:
+        """What became certain of a message."""
+        if not self._parsers:
+            return []
+        parser = self._parsers[output.index]
+        parts = parser.push(output.new_text) if output.new_text else []
+        return parts if output.finish_reason is None else [*parts, *parser.flush()]
 
     def close(self) -> None:
         """Abort what is not finished; idempotent."""

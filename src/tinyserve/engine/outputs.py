@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tinyserve.engine.request import RequestOutput
 from tinyserve.engine.sampling import SampledToken
-from tinyserve.text.messages import Message
+from tinyserve.text.messages import Message, Part
 
 
 @dataclass
@@ -85,20 +85,26 @@ class Output:
 
 @dataclass(frozen=True)
 class StreamDelta:
-    """What one step added to one choice of a stream."""
+    """What one step added to one choice of a stream.
+
+    `parts` is what became certain of a conversation's message: text, thinking, calls. All parts of
+    a choice make its message (`Message.of`), the same that a whole answer has.
+    """
 
     index: int
     text: str
     token_ids: list[int]
     logprobs: list[SampledToken] | None
     finish_reason: str | None
+    parts: list[Part] = field(default_factory=list)
 
     @classmethod
-    def of(cls, output: RequestOutput) -> StreamDelta:
+    def of(cls, output: RequestOutput, parts: list[Part]) -> StreamDelta:
         return cls(
             output.index,
             output.new_text,
             output.new_token_ids,
             output.logprobs,
             output.finish_reason,
+            parts,
         )

@@ -13,19 +13,24 @@ from tinyserve.engine.intake import Intake
 from tinyserve.engine.request import EngineRequest
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import RequestError
+from tinyserve.text.grammar_spec import GrammarSpec, spec_of_options
 from tinyserve.text.message_format import thinking_after
-from tinyserve.text.messages import Message
+from tinyserve.text.messages import Message, MessageParser
+from tinyserve.text.response_format import response_format_spec
 from tinyserve.text.tool_use import ToolUse
 
 
 @dataclass(frozen=True)
 class Turn:
-    """`thinking`: whether the prompt ends in thinking that is open, closed, or in none (None)."""
+    """`thinking`: whether the prompt ends in thinking that is open, closed, or in none (None).
+    `response_format` is OpenAI's.
+    """
 
     intake: Intake
     prompt_ids: list[int]
     tools: ToolUse | None
     thinking: bool | None
+    response_format: Mapping[str, Any] | None = None
 
     @classmethod
     def after(
@@ -33,27 +38,25 @@ class Turn:
         intake: Intake,
         messages: Sequence[Mapping[str, Any]],
         tools: ToolUse | None,
+        response_format: Mapping[str, Any] | None = None,
         **template: Any,
     ) -> Turn:
         """The turn that answers `messages`. Raises RequestError."""
         definitions = None if tools is None else tools.definitions
         ids = intake.encode_chat(messages, tools=definitions, **template)
         thinking = thinking_after(intake.tokenizer.decode(ids, skip_special_tokens=False), messages)
-        return cls(intake, ids, tools, thinking)
+        return cls(intake, ids, tools, thinking, response_format)
 
     def request(self, request_id: str, params: SamplingParams) -> EngineRequest:
         """What the engine is asked. Raises RequestError."""
         form, special_id = self.intake.message_format, self.intake.tokenizer.special_id
-        grammar = None
-        if self.tools is not None and self.tools.is_forced:
-            spec = form.calls_spec(self.tools, special_id)
-            if spec is None or params.structured_outputs is not None:
-                raise RequestError(
-                    "tool_choice demands calls, which goes neither with structured_outputs nor "
-                    "with tool_call_parser 'none'",
-                    param="tool_choice",
-                )
-            grammar = self.intake.grammars.compile(form.after_thinking(spec, self.thinking))
+        spec = form.constraint(self._answer_spec(params), self.tools, special_id, self.thinking)
+        if spec is None and self.tools is not None and self.tools.is_forced:
+            raise RequestError(
+                "tool_choice demands calls, which does not go with tool_call_parser 'none'",
+                param="tool_choice",
+            )
+        grammar = None if spec is None else self.intake.grammars.compile(spec)
         return self.intake.request(
             request_id,
             self.prompt_ids,
@@ -64,5 +67,25 @@ class Turn:
 
     def read(self, text: str) -> Message:
         """The message in what the model wrote."""
-        parser = self.intake.message_format.new_parser(self.tools, is_open=self.thinking)
+        parser = self.new_parser()
         return Message.of([*parser.push(text), *parser.flush()])
+
+    def new_parser(self) -> MessageParser:
+        """What reads one answer, piece by piece."""
+        return self.intake.message_format.new_parser(self.tools, is_open=self.thinking)
+
+    def _answer_spec(self, params: SamplingParams) -> GrammarSpec | None:
+        """What the answer keeps to, under either of its names."""
+        spec = None
+        if self.response_format is not None:
+            if not isinstance(self.response_format, Mapping):
+                raise RequestError("response_format must be a mapping", param="response_format")
+            spec = response_format_spec(self.response_format)
+        if params.structured_outputs is None:
+            return spec
+        if spec is not None:
+            raise RequestError(
+                "response_format and structured_outputs exclude each other: send one constraint",
+                param="response_format",
+            )
+        return spec_of_options(params.structured_outputs, "structured_outputs")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tinyserve.errors import RequestError
 from tinyserve.text.grammar_spec import GrammarSpec
 from tinyserve.text.messages import MessageParser
 from tinyserve.text.reasoning import CLOSER, OPENER, ThinkReader
@@ -64,6 +65,30 @@ class MessageFormat:
         )
         return GrammarSpec("lark", text, param="tools")
 
+    def constraint(
+        self,
+        spec: GrammarSpec | None,
+        tools: ToolUse | None,
+        special_id: SpecialId,
+        is_open: bool | None,
+    ) -> GrammarSpec | None:
+        """What the whole message keeps to, where its answer is to keep to `spec`.
+
+        Where the answer has to be calls, that is the constraint; where the model may choose, calls
+        stay possible beside it. What the model thinks before stays free. `is_open` as in
+        `starts_thinking`. Raises RequestError.
+        """
+        if tools is not None and tools.is_forced:
+            if spec is not None:
+                raise RequestError(
+                    f"{spec.param} cannot go with a tool_choice that demands calls",
+                    param=spec.param,
+                )
+            spec = self.calls_spec(tools, special_id)
+        elif tools is not None and spec is not None:
+            spec = replace(spec, or_else=self.calls_spec(tools, special_id))
+        return None if spec is None else self.after_thinking(spec, is_open)
+
     def after_thinking(self, spec: GrammarSpec, is_open: bool | None) -> GrammarSpec:
         """A constraint of the answer that leaves the thinking before it free; `is_open` as in
         `starts_thinking`.
@@ -78,7 +103,7 @@ class MessageFormat:
         if self.reads_thinking:
             reasoning = ThinkReader(is_open=self.starts_thinking(is_open))
         if tools is not None and self.tools is not None:
-            calls = CallReader(self.tools, tools.names, max_calls=tools.max_calls)
+            calls = CallReader(self.tools, tools.functions, max_calls=tools.max_calls)
         return MessageParser(reasoning=reasoning, tools=calls)
 
 

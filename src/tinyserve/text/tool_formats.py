@@ -6,6 +6,8 @@ together, from which a grammar is made where a call is demanded (`text/tool_gram
 hermes       <tool_call>{"name": "f", "arguments": {...}}</tool_call>, repeated (Qwen, Hermes)
 llama3_json  {"name": "f", "parameters": {...}}, several separated by ";", <|python_tag|> before it
 mistral      [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]; newer: [TOOL_CALLS]f[ARGS]{...}
+qwen3_coder  <tool_call><function=f><parameter=a>1</parameter></function></tool_call>, repeated
+pythonic     [f(a=1), g(b="x")] (Llama 3.2 and 4); LFM2 writes a marker before and after it
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import re
 import secrets
 import string
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from tinyserve.text.tool_json import (
     SPACE,
@@ -25,8 +28,10 @@ from tinyserve.text.tool_json import (
     arguments_object,
     call_object,
 )
+from tinyserve.text.tool_json import TOOL_NAME as TOOL_NAME
+from tinyserve.text.tool_pythonic import read_pythonic
+from tinyserve.text.tool_xml import END_OF_CALL, FUNCTION, read_xml
 
-TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 MAX_HEAD = 256  # of Mistral's newer form: a name, an id and two markers
 
 
@@ -46,10 +51,10 @@ class ToolFormat:
     """One way to write calls.
 
     `openers` announce a call anywhere in a text, `closers` end one; both may be special tokens of a
-    model, `markers` are all that may be. `is_bare`: a text may also begin with a call, unannounced.
-    `read` reads what follows the announcement and returns what it read beyond the calls.
-    `call` is a call's text around (name as JSON, arguments); calls are set between `first` and
-    `last` with `separator` between them.
+    model, `markers` are all that may be. `bare`: a text may also begin with a call, unannounced,
+    by this character. `read` reads what follows the announcement and returns what it read beyond
+    the calls. `call` is a call's text around (name as JSON, arguments), the arguments written in a
+    `notation`; calls are set between `first` and `last` with `separator` between them.
     """
 
     name: str
@@ -60,8 +65,9 @@ class ToolFormat:
     first: str = ""
     separator: str = ""
     last: str = ""
-    is_bare: bool = False
+    bare: str = ""
     is_name_quoted: bool = True
+    notation: Literal["json", "xml", "python"] = "json"
     more_markers: tuple[str, ...] = ()
     new_id: Callable[[], str] = openai_id
 
@@ -150,7 +156,7 @@ LLAMA3_JSON = ToolFormat(
     read=_read_llama,
     call=('{"name": ', ', "parameters": ', "}"),
     separator="; ",
-    is_bare=True,
+    bare="{",
 )
 MISTRAL = ToolFormat(
     name="mistral",
@@ -175,7 +181,39 @@ MISTRAL_ARGS = ToolFormat(
     new_id=mistral_id,
 )
 
-PARSERS = ("auto", "hermes", "llama3_json", "mistral", "none")
+QWEN3_CODER = ToolFormat(
+    name="qwen3_coder",
+    openers=("<tool_call>", FUNCTION),
+    closers=("</tool_call>",),
+    read=read_xml,
+    call=(f"<tool_call>\n{FUNCTION}", ">\n", f"{END_OF_CALL}\n</tool_call>"),
+    separator="\n",
+    is_name_quoted=False,
+    notation="xml",
+)
+PYTHONIC = ToolFormat(
+    name="pythonic",
+    openers=("<|python_start|>",),
+    closers=("<|python_end|>",),
+    read=read_pythonic,
+    call=("", "(", ")"),
+    first="[",
+    separator=", ",
+    last="]",
+    bare="[",
+    is_name_quoted=False,
+    notation="python",
+)
+PYTHONIC_MARKED = replace(
+    PYTHONIC,
+    openers=("<|tool_call_start|>",),
+    closers=("<|tool_call_end|>",),
+    first="<|tool_call_start|>[",
+    last="]<|tool_call_end|>",
+)
+
+PARSERS = ("auto", "hermes", "llama3_json", "mistral", "qwen3_coder", "pythonic", "none")
+_PYTHONIC_EXAMPLE = re.compile(r"\[\w+\(\w+=\w+")  # as templates show models what to write
 
 
 def detect_tool_format(source: str | None, parser: str = "auto") -> ToolFormat | None:
@@ -187,14 +225,25 @@ def detect_tool_format(source: str | None, parser: str = "auto") -> ToolFormat |
     source = source or ""
     if parser == "none":
         return None
-    if parser == "mistral" or (parser == "auto" and "[TOOL_CALLS]" in source):
+    if parser == "auto":
+        parser = _shown(source)
+    if parser == "mistral":
         return MISTRAL_ARGS if "[ARGS]" in source else MISTRAL
-    if parser == "llama3_json" or (parser == "auto" and _is_llama(source)):
-        return LLAMA3_JSON
-    return HERMES
+    if parser == "pythonic":
+        return PYTHONIC_MARKED if "<|tool_call_start|>" in source else PYTHONIC
+    return {form.name: form for form in (LLAMA3_JSON, QWEN3_CODER)}.get(parser, HERMES)
 
 
-def _is_llama(source: str) -> bool:
+def _shown(source: str) -> str:
+    """The parser of the format that a template's text shows."""
+    if "[TOOL_CALLS]" in source:
+        return "mistral"
+    if FUNCTION in source:
+        return "qwen3_coder"
     if "<tool_call>" in source:
-        return False
-    return "<|python_tag|>" in source or '"name": function name, "parameters"' in source
+        return "hermes"
+    if "<|tool_call_start|>" in source or _PYTHONIC_EXAMPLE.search(source):
+        return "pythonic"
+    if "<|python_tag|>" in source or '"name": function name, "parameters"' in source:
+        return "llama3_json"
+    return "pythonic" if "<|python_start|>" in source else "hermes"

@@ -7,14 +7,22 @@ are special tokens of the model are named by their ids, since no text spells the
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from tinyserve.errors import RequestError
 from tinyserve.text.tool_formats import ToolFormat
+from tinyserve.text.tool_notations import as_json_rules, as_python_rules, as_xml_rules
 from tinyserve.text.tool_schema import arguments_schema
 from tinyserve.text.tool_use import Function
 
 MAX_CALLS = 16  # in one answer that must be calls
+
+_NOTATIONS: Mapping[str, Callable[[str, Mapping[str, Any]], list[str]]] = {
+    "json": as_json_rules,
+    "xml": as_xml_rules,
+    "python": as_python_rules,
+}
 
 SpecialId = Callable[[str], int | None]
 
@@ -39,23 +47,25 @@ def calls_grammar(
         f"start: {first} call {repeated} {last}",
         "call: " + " | ".join(f"call_{i}" for i in range(len(functions))),
     ]
+    write = _NOTATIONS[form.notation]
     for i, function in enumerate(functions):
         spelled = json.dumps(function.name) if form.is_name_quoted else function.name
         opening = literal(f"{before}{spelled}{between}")
         rules.append(f"call_{i}: {opening} arguments_{i} {literal(after)}")
-        rules.append(f"arguments_{i}: %json {_arguments(function)}")
+        rules += write(f"arguments_{i}", _schema(function))
     return "\n".join(rules) + "\n"
 
 
-def _arguments(function: Function) -> str:
-    """The schema of its arguments, on one line."""
+def _schema(function: Function) -> dict[str, Any]:
+    """What the arguments follow, an object. Raises RequestError."""
     try:
         schema = arguments_schema(function.parameters, is_strict=function.is_strict)
-        return json.dumps(schema, allow_nan=False)
+        json.dumps(schema, allow_nan=False)
     except (RecursionError, ValueError):
         raise RequestError(
             f"the parameters of {function.name!r} are nested too deeply, or no JSON", param="tools"
         ) from None
+    return schema
 
 
 class _Literals:

@@ -12,6 +12,7 @@ unpacked.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Generator
 from typing import Protocol, TypeVar
 
@@ -20,6 +21,7 @@ Reading = Generator[None, str, T]
 
 SPACE = " \t\r\n"
 ARGUMENT_KEYS = ("arguments", "parameters")
+TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 
 class NotACall(Exception):
@@ -28,6 +30,15 @@ class NotACall(Exception):
 
 class Calls(Protocol):
     """Who is told of calls."""
+
+    @property
+    def opener(self) -> str:
+        """What announced the call; nothing where it came unannounced."""
+        ...
+
+    def types(self, name: str, key: str) -> frozenset[str]:
+        """The JSON types of a function's parameter; none where nobody knows."""
+        ...
 
     def open(self) -> None:
         """What may be a call begins at the current character."""
@@ -162,7 +173,7 @@ def _value(char: str, keep: Callable[[str], None]) -> Reading[str]:
         yield from _rest_of_container(keep)
         return (yield from after_space())
     while char not in ",}]" and char not in SPACE:
-        if not _is_bare(char):
+        if not is_bare(char):
             raise NotACall
         keep(char)
         char = yield
@@ -178,7 +189,7 @@ def _rest_of_container(keep: Callable[[str], None]) -> Reading[None]:
             depth += 1
         elif char in "}]":
             depth -= 1
-        elif char != '"' and char not in SPACE and char not in ",:" and not _is_bare(char):
+        elif char != '"' and char not in SPACE and char not in ",:" and not is_bare(char):
             raise NotACall
         keep(char)
         if char == '"':
@@ -207,7 +218,7 @@ def _string() -> Reading[str]:
     return text
 
 
-def _is_bare(char: str) -> bool:
+def is_bare(char: str) -> bool:
     """Whether it may stand in a number or a word such as true."""
     return char.isalnum() or char in "+-._"
 

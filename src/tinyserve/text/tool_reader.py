@@ -7,19 +7,21 @@ no content. Where no call comes of it, the text is shown exactly as it was.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 
 from tinyserve.text.markers import num_held
 from tinyserve.text.messages import Part, TextPart, ToolCallPart
 from tinyserve.text.tool_formats import ToolFormat
 from tinyserve.text.tool_json import ARGUMENT_KEYS, NotACall, Reading
+from tinyserve.text.tool_use import Function
+from tinyserve.text.tool_values import parameter_types
 
 # What an unannounced call may hold; other objects are answers, to be shown without delay.
 BARE_KEYS = ("name", "type", "id", *ARGUMENT_KEYS)
 
 
 class CallReader:
-    """Reads one message. `names` are the functions that there are.
+    """Reads one message. `functions` are those that there are.
 
     Calls beyond `max_calls` are left out. A call of a function that is not there is passed on,
     for the client to answer, but where nothing but its shape marks a call, it is text.
@@ -28,16 +30,17 @@ class CallReader:
     def __init__(
         self,
         form: ToolFormat,
-        names: Collection[str],
+        functions: Sequence[Function],
         *,
         max_calls: int | None = None,
         new_id: Callable[[], str] | None = None,
     ) -> None:
         self._format = form
-        self._names = frozenset(names)
+        self._functions = {function.name: function for function in functions}
         self._max_calls = max_calls
         self._new_id = new_id or form.new_id
         self.num_calls = 0
+        self.opener = ""
         self._parts: list[Part] = []
         self._pieces: list[str] = []  # arguments that are not yet in a part
         # As text: what may become a marker, and white space that is not certain to show.
@@ -79,13 +82,13 @@ class CallReader:
 
     def _read_text(self, text: str) -> str:
         """Show what is text; the rest, from where a call may begin."""
-        if self._is_start and self._format.is_bare:
+        if self._is_start and self._format.bare:
             stripped = text.lstrip()
             self._space += text[: len(text) - len(stripped)]
             if not stripped:
                 return ""
             text = stripped
-            if text[0] == "{":
+            if text[0] == self._format.bare:
                 self._is_start = False
                 self._start("", is_bare=True)
                 return text
@@ -121,8 +124,9 @@ class CallReader:
 
     def _start(self, marker: str, *, is_bare: bool) -> None:
         self._reading = self._format.read(self)
-        next(self._reading)
         self._raw = [marker]
+        self.opener = marker
+        next(self._reading)
         self._is_bare = is_bare
         self._has_begun = self._is_between = False
 
@@ -152,12 +156,16 @@ class CallReader:
             self._raw.insert(0, "")
         self._is_between = False
 
+    def types(self, name: str, key: str) -> frozenset[str]:
+        function = self._functions.get(name)
+        return parameter_types(None if function is None else function.parameters, key)
+
     def member(self, key: str) -> None:
         if self._is_bare and key not in BARE_KEYS:
             raise NotACall
 
     def begin(self, name: str) -> None:
-        if self._is_bare and name not in self._names:
+        if self._is_bare and name not in self._functions:
             raise NotACall
         self._has_begun = True
         self._is_muted = self._max_calls is not None and self.num_calls >= self._max_calls

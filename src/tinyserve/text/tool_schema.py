@@ -19,7 +19,7 @@ NO_PARAMETERS: Mapping[str, Any] = {
     "additionalProperties": False,
 }
 # Arguments are spaced as Python's `json.dumps` and most training data space JSON.
-_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 _TYPES = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
 _VERBATIM = frozenset(("enum", "const", "default", "examples"))
@@ -34,9 +34,9 @@ def arguments_schema(
     """What a function's arguments follow, always an object. Raises RecursionError if too deep."""
     schema = NO_PARAMETERS if parameters is None else parameters
     if is_strict:
-        return {**schema, "x-guidance": _STYLE}
+        return {**schema, "x-guidance": STYLE}
     cleaned: dict[str, Any] = _cleaned(schema)
-    return {**cleaned, "type": "object", "x-guidance": {**_STYLE, "lenient": True}}
+    return {**cleaned, "type": "object", "x-guidance": {**STYLE, "lenient": True}}
 
 
 def _cleaned(schema: Any) -> Any:

@@ -1,0 +1,127 @@
+"""Rules for the arguments of a call, in each notation that formats write them in.
+
+From a rule's name and the schema of the arguments (`text/tool_schema.py`) to rules in llguidance's
+Lark, the named one first. JSON follows the schema to the letter. Where arguments stand one by one,
+the declared ones come in the order of the schema, those that are required without fail; of a
+schema that declares none, any may come.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tinyserve.text.tool_schema import STYLE
+from tinyserve.text.tool_values import parameter_types
+from tinyserve.text.tool_xml import END_OF_VALUE, PARAMETER
+
+_MAX_UNDECLARED = 16
+_KEYWORD = re.compile(r"[\w.+-]+")  # what `tool_pythonic` reads as one
+_NAME = "/[a-zA-Z_][a-zA-Z0-9_]{0,63}/"
+
+
+def as_json_rules(rule: str, schema: Mapping[str, Any]) -> list[str]:
+    """One JSON object."""
+    return [f"{rule}: %json {json.dumps(schema)}"]
+
+
+def as_xml_rules(rule: str, schema: Mapping[str, Any]) -> list[str]:
+    """Qwen3-Coder's tags, one after the other."""
+    text = f"{rule}_text[suffix={json.dumps(_CLOSE)}]: /(?s:.*)/"
+    if (names := _declared(schema)) is None:
+        opening = f"{json.dumps(PARAMETER)} {_NAME} {json.dumps(_OPEN_END)}"
+        return [f"{rule}: ({opening} {rule}_text){{0,{_MAX_UNDECLARED}}}", text]
+    required = _required(schema)
+    rules, uses = [], []
+    names = [name for name in names if name.strip("\"' ") == name and ">" not in name]
+    for i, name in enumerate(names):
+        opening, value = json.dumps(f"{PARAMETER}{name}{_OPEN_END}"), f"{rule}_text"
+        if not _is_text(schema, name):
+            value = f"{rule}_value_{i} {json.dumps(_CLOSE)}"
+            rules.append(f"{rule}_value_{i}: %json {_part(schema, name)}")
+        elif (choices := _choices(schema, name)) is not None:
+            value = f"({choices}) {json.dumps(_CLOSE)}"
+        uses.append(f"{rule}_{i}" if name in required else f"{rule}_{i}?")
+        rules.append(f"{rule}_{i}: {opening} {value}")
+    used = [text] if any(f"{rule}_text" in r for r in rules) else []
+    return [f"{rule}: {' '.join(uses) or _NOTHING}", *rules, *used]
+
+
+def as_python_rules(rule: str, schema: Mapping[str, Any]) -> list[str]:
+    """Keywords and literals, separated by commas. Within lists and objects words are JSON's."""
+    if (names := _declared(schema)) is None:
+        one = f'{_NAME} "=" {rule}_any'
+        any_value = json.dumps({"x-guidance": STYLE})
+        more = f'(", " {one}){{0,{_MAX_UNDECLARED - 1}}}'
+        return [f"{rule}: ({one} {more})?", f"{rule}_any: %json {any_value}"]
+    required, rules = _required(schema), []
+    names = [name for name in names if _KEYWORD.fullmatch(name)]
+    # first_i: what may come from argument i on, where none has come before; more_i: where one has.
+    for i, name in enumerate(names):
+        skip = name not in required
+        own, later = f"{rule}_{i}", f"{rule}_more_{i + 1}"
+        rules.append(f"{rule}_first_{i}: {own} {later}{f' | {rule}_first_{i + 1}' if skip else ''}")
+        rules.append(f'{rule}_more_{i}: ", " {own} {later}{f" | {later}" if skip else ""}')
+        rules.append(f"{own}: {json.dumps(f'{name}=')} {own}_value")
+        rules.append(f"{own}_value: {_python_value(schema, name)}")
+    end = len(names)
+    ends = [f"{rule}_{kind}_{end}: {_NOTHING}" for kind in ("first", "more")]
+    return [f"{rule}: {rule}_first_0", *rules, *ends]
+
+
+_REFERS_ELSEWHERE = re.compile(r'"\$ref": "#(?!/(\$defs|definitions)/)')
+_OPEN_END, _CLOSE = ">\n", f"\n{END_OF_VALUE}\n"
+_NOTHING = '""'
+
+
+def _declared(schema: Mapping[str, Any]) -> list[str] | None:
+    """The names of the arguments; None where the schema leaves them open."""
+    properties = schema.get("properties")
+    if not isinstance(properties, Mapping) or not properties:
+        return [] if schema.get("additionalProperties") is False else None
+    return list(properties)
+
+
+def _required(schema: Mapping[str, Any]) -> frozenset[str]:
+    names = schema.get("required")
+    if not isinstance(names, list):
+        return frozenset()
+    return frozenset(name for name in names if isinstance(name, str))
+
+
+def _is_text(schema: Mapping[str, Any], name: str) -> bool:
+    """Whether a value is written as text: it may be a string."""
+    types = parameter_types(schema, name)
+    return not types or "string" in types
+
+
+def _choices(schema: Mapping[str, Any], name: str) -> str | None:
+    """The texts that a string is one of."""
+    of_name = schema["properties"][name]
+    values = of_name.get("enum") if isinstance(of_name, Mapping) else None
+    if not isinstance(values, list) or not all(isinstance(v, str) and v for v in values):
+        return None
+    return " | ".join(json.dumps(value) for value in values)
+
+
+def _python_value(schema: Mapping[str, Any], name: str) -> str:
+    """What may follow a keyword."""
+    types = parameter_types(schema, name)
+    words = [word for kind, word in _PYTHON_WORDS.items() if kind in types]
+    if types and types <= _PYTHON_WORDS.keys():
+        return " | ".join(words)
+    return " | ".join([f"%json {_part(schema, name)}", *words])
+
+
+_PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
+
+
+def _part(schema: Mapping[str, Any], name: str) -> str:
+    """The schema of one argument, with what it may refer to."""
+    own = schema["properties"][name]
+    if not isinstance(own, Mapping) or _REFERS_ELSEWHERE.search(json.dumps(own)):
+        own = {}
+    shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
+    return json.dumps({**own, **shared})

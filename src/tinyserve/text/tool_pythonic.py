@@ -1,0 +1,176 @@
+"""Reading calls in Python's notation while they are written, character by character.
+
+    [get_weather(city="Paris", days=3), now()]
+
+Each keyword and its literal become a member of the arguments. Tuples become lists; words that are
+no literal become strings. Nothing is evaluated and nothing recurses, however deep a literal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from tinyserve.text.tool_json import (
+    SPACE,
+    TOOL_NAME,
+    Calls,
+    NotACall,
+    Reading,
+    after_space,
+    is_bare,
+)
+from tinyserve.text.tool_values import quoted, within_quotes
+
+_CLOSERS = {"[": "]", "(": ")", "{": "}"}
+_WORDS = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+    "true": "true",
+    "false": "false",
+    "null": "null",
+}
+_NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+_ESCAPES = {"n": r"\n", "t": r"\t", "r": r"\r", "b": r"\b", "f": r"\f", "\n": "", "/": "/"}
+_HEX = {"x": 2, "u": 4, "U": 8}
+_LONGEST_NAME = 256
+
+
+def read_pythonic(calls: Calls) -> Reading[str]:
+    """A list of calls, from its opening bracket on."""
+    if (yield from after_space()) != "[":
+        raise NotACall
+    char = yield from after_space()
+    while True:
+        calls.open()
+        name, char = yield from _word(char, _LONGEST_NAME)
+        if not TOOL_NAME.fullmatch(name) or char != "(":
+            raise NotACall
+        yield from _arguments(calls, name)
+        char = yield from after_space()
+        if char == ",":
+            char = yield from after_space()
+            if char != "]":
+                continue
+        return "" if char == "]" else char
+
+
+def _arguments(calls: Calls, name: str) -> Reading[None]:
+    """Keywords with their values; the opening parenthesis has been read."""
+    before = "{"
+    char = yield from after_space()
+    while char != ")":
+        key, char = yield from _word(char, _LONGEST_NAME)
+        if not key or char != "=":
+            raise NotACall
+        if before == "{":
+            calls.begin(name)
+        calls.arguments(f"{before}{quoted(key)}: ")
+        before = ", "
+        char = yield from _value((yield from after_space()), calls.arguments)
+        if char == ",":
+            char = yield from after_space()
+        elif char != ")":
+            raise NotACall
+    if before == "{":
+        calls.begin(name)
+    calls.arguments("{}" if before == "{" else "}")
+    calls.end()
+
+
+def _value(char: str, keep: Callable[[str], None]) -> Reading[str]:
+    """A literal, from its first character; the first character after it, spaces skipped.
+
+    A comma is held back until something follows it, since JSON has none before a closing bracket.
+    """
+    closers: list[str] = []  # of the open brackets
+    comma = ""
+    while True:
+        if closers and char == closers[-1]:
+            keep("}" if closers.pop() == "}" else "]")
+            char = yield from after_space()
+        elif char in _CLOSERS:
+            keep(f"{comma}{'{' if char == '{' else '['}")
+            closers.append(_CLOSERS[char])
+            comma, char = "", (yield from after_space())
+            continue
+        elif char in "'\"":
+            keep(f'{comma}"')
+            yield from _string(char, keep)
+            keep('"')
+            char = yield from after_space()
+        else:
+            word, char = yield from _word(char)
+            if not word:
+                raise NotACall
+            is_key = char == ":" and bool(closers) and closers[-1] == "}"
+            keep(f"{comma}{quoted(word) if is_key else _literal(word)}")
+        comma = ""
+        if not closers:
+            return char
+        if char == ",":
+            comma, char = ", ", (yield from after_space())
+        elif char == ":" and closers[-1] == "}":
+            keep(": ")
+            char = yield from after_space()
+        elif char != closers[-1]:
+            raise NotACall
+
+
+def _word(char: str, limit: int | None = None) -> Reading[tuple[str, str]]:
+    """A name, number or word from its first character; the first character after it, spaces
+    skipped. Raises NotACall beyond `limit` characters.
+    """
+    pieces: list[str] = []
+    while is_bare(char):
+        pieces.append(char)
+        if limit is not None and len(pieces) > limit:
+            raise NotACall
+        char = yield
+    return "".join(pieces), char if char not in SPACE else (yield from after_space())
+
+
+def _literal(word: str) -> str:
+    """A number or word of Python's as JSON; a string where it is neither."""
+    if word in _WORDS:
+        return _WORDS[word]
+    if _NUMBER.fullmatch(word):
+        return word
+    for convert in (lambda text: int(text, 0), float):
+        try:
+            value = convert(word)
+        except (ValueError, OverflowError):
+            continue
+        if abs(value) < float("inf"):
+            return repr(value)
+    return quoted(word)
+
+
+def _string(quote: str, keep: Callable[[str], None]) -> Reading[None]:
+    """The inside of a string, up to its closing quote, as the inside of one in JSON."""
+    while (char := (yield)) != quote:
+        if char != "\\":
+            keep(within_quotes(char))
+            continue
+        char = yield
+        if char in _HEX:
+            keep((yield from _character(char)))
+        elif char in _ESCAPES:
+            keep(_ESCAPES[char])
+        else:
+            keep(within_quotes(char if char in "\\'\"" else f"\\{char}"))
+
+
+def _character(kind: str) -> Reading[str]:
+    r"""What \x41, \u0041 or \U00000041 stands for; the kind has been read."""
+    digits = ""
+    while len(digits) < _HEX[kind]:
+        digits += yield
+    try:
+        code = int(digits, 16)
+    except ValueError:
+        return within_quotes(f"\\{kind}{digits}")
+    if kind == "u":
+        return f"\\u{code:04x}"  # two of them may make one character
+    return within_quotes(chr(code) if code < 0x110000 and not 0xD800 <= code < 0xE000 else "\ufffd")

@@ -1,0 +1,101 @@
+"""Values of parameters that a model wrote in a notation of its own, as JSON.
+
+Some formats write a value as plain text, so that only the schema of the tool's parameters tells
+whether `5` is a number or a string. Knows no format.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+STRING = frozenset(("string",))
+_MAX_DEPTH = 8  # of schemas within schemas
+_KINDS: tuple[tuple[type, str], ...] = (
+    (bool, "boolean"),
+    (int, "integer"),
+    (float, "number"),
+    (str, "string"),
+    (list, "array"),
+    (dict, "object"),
+    (type(None), "null"),
+)
+_WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
+
+
+def parameter_types(parameters: Mapping[str, Any] | None, name: str) -> frozenset[str]:
+    """The JSON types that a parameter may have; none where the schema does not say."""
+    properties = (parameters or {}).get("properties")
+    schema = properties.get(name) if isinstance(properties, Mapping) else None
+    return frozenset(_types(schema, parameters or {}, _MAX_DEPTH))
+
+
+def as_json(text: str, types: frozenset[str]) -> str:
+    """A value as a model wrote it, as JSON: of one of the `types` if it can be, else a string.
+
+    No types: whatever it looks like. What is passed on as JSON is passed on as written.
+    """
+    if types == STRING:
+        return quoted(text)
+    candidate = text.strip()
+    candidate = _WORDS.get(candidate.lower(), candidate)
+    kind = _kind(candidate)
+    if kind is None:
+        return quoted(text)
+    fits = not types or kind in types or (kind == "integer" and "number" in types)
+    return quoted(text) if "string" in types and not fits else candidate
+
+
+def quoted(text: str) -> str:
+    """A string of JSON."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def within_quotes(text: str) -> str:
+    """The same without the quotes around it: a piece of a string."""
+    return quoted(text)[1:-1]
+
+
+def _kind(text: str) -> str | None:
+    """The type of a JSON text; None where it is no JSON."""
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return _kind_of(value)
+
+
+def _refuse(name: str) -> NoReturn:
+    raise ValueError(name)  # NaN and infinity are no JSON
+
+
+def _kind_of(value: Any) -> str:
+    return next(kind for known, kind in _KINDS if isinstance(value, known))
+
+
+def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
+    if not isinstance(schema, Mapping) or not depth:
+        return
+    kind = schema.get("type")
+    if isinstance(kind, str | list):
+        yield from [kind] if isinstance(kind, str) else [k for k in kind if isinstance(k, str)]
+        return
+    if isinstance(schema.get("enum"), list):
+        yield from (_kind_of(value) for value in schema["enum"])
+    elif "const" in schema:
+        yield _kind_of(schema["const"])
+    for key in ("anyOf", "oneOf", "allOf"):
+        inner = schema.get(key)
+        for alternative in inner if isinstance(inner, list) else ():
+            yield from _types(alternative, root, depth - 1)
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        yield from _types(_at(root, reference), root, depth - 1)
+
+
+def _at(root: Any, reference: str) -> Any:
+    for step in reference.removeprefix("#/").split("/"):
+        step = step.replace("~1", "/").replace("~0", "~")
+        root = root.get(step) if isinstance(root, Mapping) else None
+    return root
