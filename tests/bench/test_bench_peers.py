@@ -147,7 +147,7 @@ def test_the_offline_comparison_from_end_to_end(
     assert set(result["offline"]["medians"]) == {"decode 1", "prefill 8"}
     assert result["offline"]["medians"]["decode 1"]["rival"] == 250.5
     assert "secret" not in out.read_text()
-    assert "over rival" in capsys.readouterr().out
+    assert "| rival (ours over it) |" in capsys.readouterr().out
     shares = result["offline"]["shares"]
     assert set(shares) == {"decode 1", "prefill 8"}
     assert min(shares.values()) > 0

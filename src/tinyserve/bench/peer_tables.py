@@ -5,25 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tinyserve.bench.common import table
+from tinyserve.bench.common import cell, table
 
 OURS = "tinyserve"
 LATENCIES = ("ttft_s", "inter_token_s", "e2e_s")
 
 
 def offline_table(result: Mapping[str, Any]) -> str:
-    """Cases by engines in tokens a second, and our speed over each peer's."""
+    """Cases by engines in tokens a second; behind each peer's, ours over it."""
     medians, ratios = result["medians"], result["ratios"]
     rivals = list(dict.fromkeys(n for case in medians.values() for n in case if n != OURS))
-    rows = [
-        [
-            *(case, found[OURS]),
-            *(found.get(name) for name in rivals),
-            *(times(ratios[case].get(name)) for name in rivals),
-        ]
-        for case, found in medians.items()
-    ]
-    return table(["tok/s", OURS, *rivals, *(f"over {name}" for name in rivals)], rows)
+    rows = []
+    for case, found in medians.items():
+        over = {name: f" ({times(ratios[case].get(name))})" for name in found}
+        theirs = [cell(found[n]) + over[n] if n in found else "" for n in rivals]
+        rows.append([case, found[OURS], *theirs])
+    return table(["tok/s", OURS, *(f"{name} (ours over it)" for name in rivals)], rows)
 
 
 def times(ratio: float | None) -> str:

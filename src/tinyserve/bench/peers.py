@@ -180,18 +180,21 @@ def ratios(by_engine: dict[str, list[float]]) -> dict[str, float]:
 def shares(
     engine: Engine, medians: dict[str, dict[str, float]], ceilings: dict[str, float]
 ) -> dict[str, float]:
-    """Of one stream: the share of the read bandwidth, all weights being read for each token. Of a
-    prompt: the share of the multiply rate of the format that most matrices have.
+    """What part of the machine's limit each case reaches: the longer of reading all weights once
+    and multiplying every row by them (of a prompt: without the head) at the peak rate of the format
+    that most matrices have, over the time that it took.
     """
     decoder = engine.core.runner.decoder  # type: ignore[attr-defined]
     body = sum(m.n * m.k for x in decoder.layers for m in (x.qkv, x.o, x.gate_up, x.down))
+    everything = body + decoder.head.n * decoder.head.k
     rate = ceilings[MULTIPLIERS.get(engine.weight_formats[0], "f32_gmac_s")]
+    reading = decoder.nbytes / 1e9 / ceilings["read_gb_s"]
     found = {}
     for case, by_engine in medians.items():
-        if case == "decode 1":
-            found[case] = by_engine[OURS] * decoder.nbytes / 1e9 / ceilings["read_gb_s"]
-        elif case.startswith("prefill"):
-            found[case] = by_engine[OURS] * body / 1e9 / rate
+        kind, rows = case.split()
+        multiplies = everything if kind == "decode" else body
+        multiplying = int(rows) * multiplies / 1e9 / rate
+        found[case] = max(reading, multiplying) * by_engine[OURS] / int(rows)
     return found
 
 

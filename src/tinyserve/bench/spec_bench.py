@@ -49,7 +49,7 @@ def main(argv: list[str] | None = None) -> None:
         "verification": args.verification,
         "cases": points,
     }
-    print(table(_HEADER, [_row(point) for point in points]))
+    print(table_of(points))
     write_json(args.out, result)
     if args.plot:
         plot(points, args.plot, str(result["model"]))
@@ -110,6 +110,11 @@ def _label(case: Case) -> str:
         f"{case.workload}, {case.proposer}, k {case.k}, temperature {case.temperature:g}, "
         f"{case.streams} streams{control}"
     )
+
+
+def table_of(points: Sequence[dict[str, Any]]) -> str:
+    """One row a case."""
+    return table(_HEADER, [_row(point) for point in points])
 
 
 _HEADER = (

@@ -189,7 +189,7 @@ def _simulated(args: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
 
         return Fleet(make, args.replicas).run(workload, ROUTERS[args.router]())
 
-    return run, {"simulated": True, "step_times": dataclasses.asdict(times)}
+    return run, {"machine": machine(), "simulated": True, "step_times": dataclasses.asdict(times)}
 
 
 def step_times(args: argparse.Namespace) -> StepModel:

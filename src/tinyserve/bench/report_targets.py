@@ -1,0 +1,176 @@
+"""What speed was aimed at, and what the committed results say of it.
+
+Each target reads the figure from a result; where the result is absent the target is not measured.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tinyserve.bench.common import table
+from tinyserve.bench.peer_tables import OURS
+from tinyserve.bench.report_blocks import Results
+
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure with a bound. `measure` gives None where the result lacks what it needs."""
+
+    what: str
+    bound: float
+    is_at_most: bool
+    source: str
+    measure: Callable[[Result], float | None]
+    shown: str = "{:.2f}x"
+
+    def row(self, results: Results) -> list[str]:
+        wanted = ("at most " if self.is_at_most else "at least ") + self.shown.format(self.bound)
+        result = results.read(self.source)
+        found = None if result is None else self.measure(result)
+        if found is None:
+            return [self.what, wanted, "not measured", "", f"`{self.source}`"]
+        is_met = found <= self.bound if self.is_at_most else found >= self.bound
+        shown = self.shown.format(found)
+        return [self.what, wanted, shown, "yes" if is_met else "**no**", f"`{self.source}`"]
+
+
+def targets_table(results: Results) -> str:
+    """All targets, met or not."""
+    return table(
+        ["what", "target", "measured", "met", "result"],
+        [target.row(results) for target in TARGETS],
+    )
+
+
+def share(case: str) -> Callable[[Result], float | None]:
+    """The part of the machine's limit that a case reaches."""
+    return lambda result: result.get("offline", {}).get("shares", {}).get(case)
+
+
+def over_best(case: str) -> Callable[[Result], float | None]:
+    """Our speed over the best peer's in the same run."""
+    return lambda result: min(_ratios(result, case).values(), default=None)
+
+
+def over(case: str, rival: str) -> Callable[[Result], float | None]:
+    """Our speed over the peer's whose name begins so."""
+    return lambda result: min(
+        (ratio for name, ratio in _ratios(result, case).items() if name.startswith(rival)),
+        default=None,
+    )
+
+
+def _ratios(result: Result, case: str) -> Mapping[str, float]:
+    found: Mapping[str, float] = result.get("offline", {}).get("ratios", {}).get(case, {})
+    return found
+
+
+def served(key: str, percentile: str | None = None) -> Callable[[Result], float | None]:
+    """Ours over llama-server's, all at once: a throughput, or a percentile of a latency."""
+
+    def measure(result: Result) -> float | None:
+        by_server = result.get("served", {}).get("all at once", {})
+        theirs = [found for name, found in by_server.items() if name.startswith("llama.cpp")]
+        if OURS not in by_server or not theirs:
+            return None
+        ours, rival = by_server[OURS][key], theirs[0][key]
+        return float(ours[percentile] / rival[percentile] if percentile else ours / rival)
+
+    return measure
+
+
+def continuous_over_static(key: str, rate: float = 8.0) -> Callable[[Result], float | None]:
+    """At one rate: p99 TTFT of static over continuous, or throughput the other way round."""
+
+    def measure(result: Result) -> float | None:
+        at = {p["policy"]: p for p in result["points"] if p["rate"] == rate}
+        if not {"static", "continuous"} <= set(at):
+            return None
+        static, continuous = at["static"], at["continuous"]
+        if key == "ttft_s":
+            return float(static[key]["p99"] / continuous[key]["p99"])
+        return float(continuous[key] / static[key])
+
+    return measure
+
+
+def step_ratio(
+    many: tuple[int, int], one: tuple[int, int] = (1, 64)
+) -> Callable[[Result], float | None]:
+    """The time of a step at (streams, context) over that of another."""
+
+    def measure(result: Result) -> float | None:
+        at = {(line["streams"], line["context"]): line["ms"] for line in result.get("steps", ())}
+        return at[many] / at[one] if many in at and one in at else None
+
+    return measure
+
+
+def float_kernels(result: Result) -> float | None:
+    """The least share of the multiply rate, f32 and bf16 layers, 16 rows and more."""
+    return min(
+        (
+            line["of_multiply_rate"]
+            for line in result["lines"]
+            if line["part"] == "layers" and line["format"] in ("f32", "bf16") and line["rows"] >= 16
+        ),
+        default=None,
+    )
+
+
+def start(result: Result) -> float | None:
+    seconds = result.get("start", {}).get("seconds")
+    return statistics.median(seconds) if seconds else None
+
+
+def _least(what: str, bound: float, source: str, measure: Any, shown: str = "{:.2f}x") -> Target:
+    return Target(what, bound, False, source, measure, shown)
+
+
+def _most(what: str, bound: float, source: str, measure: Any, shown: str = "{:.2f}x") -> Target:
+    return Target(what, bound, True, source, measure, shown)
+
+
+Q4, Q8, F32 = "peers-4bit", "peers-int8", "peers-f32"
+PERCENT = "{:.0%}"
+TARGETS = (
+    _least("4 bits, 1 stream: share of the bus", 0.85, Q4, share("decode 1"), PERCENT),
+    _least("4 bits, 1 stream: over llama.cpp", 1.4, Q4, over("decode 1", "llama.cpp")),
+    _least("4 bits, 1 stream: over ik_llama.cpp", 1.15, Q4, over("decode 1", "ik_llama.cpp")),
+    _least("int8, 1 stream: share of the bus", 0.85, Q8, share("decode 1"), PERCENT),
+    _least("int8, 1 stream: over llama.cpp", 1.4, Q8, over("decode 1", "llama.cpp")),
+    _least("int8, 1 stream: over ik_llama.cpp", 1.15, Q8, over("decode 1", "ik_llama.cpp")),
+    _least("4 bits, 8 streams: over the best peer", 2.5, Q4, over_best("decode 8")),
+    _least("4 bits, 16 streams: over the best peer", 3.0, Q4, over_best("decode 16")),
+    _least("4 bits, 32 streams: over the best peer", 3.0, Q4, over_best("decode 32")),
+    _least("int8, 8 streams: over the best peer", 2.0, Q8, over_best("decode 8")),
+    _least("int8, 16 streams: over the best peer", 2.0, Q8, over_best("decode 16")),
+    _least("int8, 32 streams: over the best peer", 2.0, Q8, over_best("decode 32")),
+    _least("f32, 8 streams: share of the limit", 0.85, F32, share("decode 8"), PERCENT),
+    _least("f32, 16 streams: over the best peer", 2.0, F32, over_best("decode 16")),
+    _least("f32, 32 streams: over the best peer", 2.0, F32, over_best("decode 32")),
+    _most("4 bits: a step of 4 streams over one of 1", 1.25, "growth", step_ratio((4, 64))),
+    _least("4 bits, prompt of 512: share of the peak", 0.6, Q4, share("prefill 512"), PERCENT),
+    _least("int8, prompt of 512: share of the peak", 0.6, Q8, share("prefill 512"), PERCENT),
+    _least("f32, prompt of 512: share of the peak", 0.6, F32, share("prefill 512"), PERCENT),
+    _least("4 bits, prompt of 512: over the best peer", 2.5, Q4, over_best("prefill 512")),
+    _least("int8, prompt of 512: over the best peer", 2.5, Q8, over_best("prefill 512")),
+    _least("f32, prompt of 512: over the best peer", 2.5, F32, over_best("prefill 512")),
+    _least("f32 and bf16 kernels, 16 rows and more", 0.8, "kernels", float_kernels, PERCENT),
+    _least("served, all at once: throughput over llama-server", 4.0, Q4, served("output_tok_s")),
+    _most("served, all at once: p99 TTFT", 0.25, Q4, served("ttft_s", "p99")),
+    _most("served, all at once: p99 inter-token", 0.25, Q4, served("inter_token_s", "p99")),
+    _least("8 requests/s: p99 TTFT, static over continuous", 6.7, "pareto",
+           continuous_over_static("ttft_s")),
+    _least("8 requests/s: throughput, continuous over static", 1.58, "pareto",
+           continuous_over_static("output_tok_s")),
+    _most("one stream: context of 4,096 over 64", 1.5, "growth", step_ratio((1, 4096))),
+    _most("command to `/health`", 1.0, "growth", start, "{:.2f} s"),
+    _most("resident memory over weights and touched KV", 1.3, "growth",
+          lambda result: result.get("resident", {}).get("ratio")),
+)  # fmt: skip

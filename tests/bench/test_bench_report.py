@@ -1,0 +1,136 @@
+"""The report and the README say what the committed results say."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tinyserve.bench import report
+from tinyserve.bench.report_blocks import BLOCKS, PLOTS, SHOWN, Results
+from tinyserve.bench.report_targets import TARGETS, targets_table
+
+REPOSITORY = Path(__file__).parents[2]
+RESULTS = Results(REPOSITORY / "benchmarks")
+
+
+@pytest.mark.parametrize("document", report.DOCUMENTS)
+def test_no_table_differs_from_its_result(document: str) -> None:
+    path = REPOSITORY / document
+    assert report.MARKED.search(path.read_text(encoding="utf-8"))
+    assert report.is_current(path, RESULTS), "run python -m tinyserve.bench.report"
+
+
+def test_every_result_and_every_plot_is_in_the_report() -> None:
+    text = (REPOSITORY / "benchmarks" / "REPORT.md").read_text(encoding="utf-8")
+    for path in (REPOSITORY / "benchmarks" / "results").glob("*.json"):
+        is_readmes_own = path.stem == "offline-smollm2-135m-q4"
+        assert is_readmes_own or f"results/{path.name})" in text, path.name
+    for path in (REPOSITORY / "benchmarks").glob("*.png"):
+        assert f"]({path.name})" in text, path.name
+    assert {name for name in BLOCKS if name != "summary"} == {
+        name for _, name, _, _ in report.MARKED.findall(text)
+    }
+
+
+def test_links_in_the_report_lead_somewhere() -> None:
+    text = (REPOSITORY / "benchmarks" / "REPORT.md").read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (REPOSITORY / "benchmarks" / target).exists(), target
+
+
+def test_what_was_not_measured_is_said_to_be_so(tmp_path: Path) -> None:
+    nothing = Results(tmp_path)
+    for name in SHOWN:
+        assert BLOCKS[name](nothing).startswith("*Not measured yet*")
+    assert BLOCKS["summary"](nothing) == "*Not measured yet.*"
+    assert targets_table(nothing).count("not measured") == len(TARGETS)
+
+
+def written(tmp_path: Path, name: str, result: dict[str, Any]) -> Results:
+    (tmp_path / "results").mkdir(exist_ok=True)
+    (tmp_path / "results" / f"{name}.json").write_text(json.dumps(result))
+    return Results(tmp_path)
+
+
+MACHINE = {"processor": "P", "threads": 2, "kernels": "avx2", "date": "2026-11-30"}
+
+
+def offline(speed: float) -> dict[str, Any]:
+    names = ("decode 1", "decode 8", "decode 16", "decode 32", "prefill 512")
+    medians = {name: {"tinyserve": speed, "llama.cpp Q4_0": 100.0, "b": 50.0} for name in names}
+    return {
+        "medians": medians,
+        "ratios": {name: {"llama.cpp Q4_0": speed / 100, "b": speed / 50} for name in names},
+        "ceilings": dict.fromkeys(("read_gb_s", "u4s8_gmac_s", "int16_gmac_s", "f32_gmac_s"), 9.0),
+        "shares": {"decode 1": 0.9, "prefill 512": 0.5},
+    }
+
+
+def test_a_comparison_with_peers_is_shown_and_judged(tmp_path: Path) -> None:
+    result = {"command": "python -m x", "machine": MACHINE, "offline": offline(280.0)}
+    results = written(tmp_path, "peers-4bit", result)
+    shown = BLOCKS["peers-4bit"](results)
+    assert "| decode 1 | 280 | 100 (2.80x) | 50 (5.60x) |" in shown
+    assert "P, 2 threads; avx2 kernels; 2026-11-30" in shown
+    assert "```sh\npython -m x\n```" in shown
+    assert "one stream used 90%" in BLOCKS["summary"](results)
+    judged = targets_table(results)
+    assert "| 4 bits, 1 stream: share of the bus | at least 85% | 90% | yes |" in judged
+    assert "| 4 bits, 8 streams: over the best peer | at least 2.50x | 2.80x | yes |" in judged
+    assert "| 4 bits, 16 streams: over the best peer | at least 3.00x | 2.80x | **no** |" in judged
+    assert "| 4 bits, 1 stream: over ik_llama.cpp | at least 1.15x | not measured |" in judged
+
+
+def test_growth_and_policies_are_judged(tmp_path: Path) -> None:
+    steps = [(1, 64, 8.0), (4, 64, 9.0), (1, 4096, 16.0)]
+    written(
+        tmp_path,
+        "growth",
+        {
+            "steps": [{"streams": s, "context": c, "ms": ms} for s, c, ms in steps],
+            "start": {"seconds": [0.5, 3.0, 0.7]},
+            "resident": {"ratio": 1.25},
+        },
+    )
+    points = [
+        {"policy": policy, "rate": 8.0, "ttft_s": {"p99": wait}, "output_tok_s": speed}
+        for policy, wait, speed in (("static", 8.0, 100.0), ("continuous", 1.0, 150.0))
+    ]
+    judged = targets_table(written(tmp_path, "pareto", {"points": points}))
+    assert "| at most 1.25x | 1.12x | yes | `growth` |" in judged
+    assert "| at most 1.50x | 2.00x | **no** | `growth` |" in judged
+    assert "| at most 1.00 s | 0.70 s | yes | `growth` |" in judged
+    assert "| at least 6.70x | 8.00x | yes | `pareto` |" in judged
+    assert "| at least 1.58x | 1.50x | **no** | `pareto` |" in judged
+
+
+def test_only_what_is_marked_is_rewritten(tmp_path: Path) -> None:
+    text = "a\n<!-- result: growth -->\nold\n<!-- end -->\nb | 12 |\n"
+    once = report.filled(text, Results(tmp_path))
+    assert once.startswith("a\n<!-- result: growth -->\n\n*Not measured yet*")
+    assert once.endswith("\n\n<!-- end -->\nb | 12 |\n")
+    assert report.filled(once, Results(tmp_path)) == once
+
+
+def test_a_check_finds_a_stale_table_and_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "benchmarks").mkdir()
+    for name in report.DOCUMENTS:
+        (tmp_path / name).write_text("<!-- result: growth -->\n| 3 |\n<!-- end -->\n")
+    with pytest.raises(SystemExit, match="REPORT"):
+        report.main(["--root", str(tmp_path), "--check"])
+    assert "| 3 |" in (tmp_path / "README.md").read_text()
+    report.main(["--root", str(tmp_path)])
+    assert "| 3 |" not in (tmp_path / "README.md").read_text()
+    report.main(["--root", str(tmp_path), "--check"])
+
+
+def test_a_plot_is_shown_where_it_was_drawn(tmp_path: Path) -> None:
+    results = written(tmp_path, "growth", {"steps": [{"streams": 1, "context": 64, "ms": 8.0}]})
+    assert "![growth.png]" not in BLOCKS["growth"](results)
+    (tmp_path / "growth.png").write_bytes(b"")
+    assert "![growth.png](growth.png)" in BLOCKS["growth"](results)
+    assert {plot.source for plot in PLOTS} <= set(SHOWN)
