@@ -124,7 +124,7 @@ def decode_steps(
         begin = time.perf_counter()
         outputs = core.step()
         seconds = time.perf_counter() - begin
-        if len(outputs) == streams:  # none has ended yet
+        if len(outputs) == streams:  # else the budget made a stream wait
             yield seconds
 
 
