@@ -44,6 +44,7 @@ SAMPLING: dict[str, Any] = {
     "stream": True,
     "user": "u",
     "priority": 1,
+    "speculative": False,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True},
     "cache_salt": "s",
     "truncate_prompt_tokens": 5,

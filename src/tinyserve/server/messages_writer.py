@@ -7,6 +7,7 @@ how much of the prompt was cached.
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Sequence
 from json.encoder import encode_basestring as quote
@@ -21,6 +22,7 @@ from tinyserve.server.deltas import Delta, DeltaMaker, Usage
 from tinyserve.server.errors import HTTPFailure
 from tinyserve.server.messages_errors import error_body
 from tinyserve.server.shapes import to_json
+from tinyserve.text.tool_json import whole_characters
 
 _PIECE = {
     Kind.TEXT: ("text_delta", "text"),
@@ -154,5 +156,14 @@ def _arguments(text: str) -> dict[str, Any]:
     try:
         value = pydantic_core.from_json(text, allow_partial=True)
     except ValueError:
-        return {}
+        value = _with_whole_characters(text)
     return value if isinstance(value, dict) else {}
+
+
+def _with_whole_characters(text: str) -> Any:
+    """The value of JSON whose escapes spell half a character; None of what is no JSON at all."""
+    try:
+        spelled = json.dumps(json.loads(text), ensure_ascii=False)
+        return pydantic_core.from_json(whole_characters(spelled))
+    except (ValueError, RecursionError):
+        return None

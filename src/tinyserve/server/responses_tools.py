@@ -16,6 +16,7 @@ from typing import Any
 from tinyserve.server.json_node import Node
 from tinyserve.server.shapes import to_json
 from tinyserve.text.tool_formats import TOOL_NAME
+from tinyserve.text.tool_json import whole_characters
 
 INPUT = "input"  # the only parameter of a custom tool
 NAME_RULE = "must be 1 to 128 letters, digits, '_', '-' and '.'"
@@ -97,10 +98,10 @@ def custom_input(arguments: str) -> str:
     """The free text in the arguments; arguments of any other form are the text themselves."""
     try:
         value = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
     text = value.get(INPUT) if isinstance(value, dict) else None
-    return text if isinstance(text, str) else arguments
+    return whole_characters(text) if isinstance(text, str) else arguments
 
 
 def _chosen(node: Node, tools: ToolSet) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from tinyserve.server.chat_prompt import chat_context, encode_chat
 from tinyserve.server.chat_shape import ChatShape
 from tinyserve.server.deltas import DeltaMaker, DeltaOptions, PromptPart
 from tinyserve.server.extensions import Extensions
+from tinyserve.server.json_node import renamed
 from tinyserve.server.limits import (
     check_chat,
     check_completion,
@@ -187,21 +188,24 @@ class Service:
         fields = body.sampling_fields()
         if logprobs is not None:
             fields["logprobs"] = logprobs
-        params = self.engine.intake.params(fields, max_tokens=None)
+        with renamed(_own_names(body)):
+            params = self.engine.intake.params(fields, max_tokens=None)
         ids = prompt_ids or await self.encode_chat(body)
         context = chat_context(self.engine, body, ids, self._identity(id_prefix, model), params.n)
         options = DeltaOptions(logprobs, False, params.skip_special_tokens)
-        return self._prepared(
-            body,
-            client,
-            params,
-            ([ids], [context.echo]),
-            options,
-            make_writer(context),
-            context.identity.response_id,
-            visible_ids=context.visible_ids,
-            grammar=await self._compiled(await self.off_loop_if(_size(body), chat_spec, context)),
-        )
+        spec = await self.off_loop_if(_size(body), chat_spec, context)
+        with renamed(_own_names(body)):
+            return self._prepared(
+                body,
+                client,
+                params,
+                ([ids], [context.echo]),
+                options,
+                make_writer(context),
+                context.identity.response_id,
+                visible_ids=context.visible_ids,
+                grammar=await self._compiled(spec),
+            )
 
     async def _compiled(self, spec: GrammarSpec | None) -> Grammar | None:
         """The grammar of a constraint, compiled off the event loop. Raises RequestError."""
@@ -328,6 +332,14 @@ class Service:
         if message not in self._notes and len(self._notes) < 1000:
             self._notes.add(message)
             logger.info("%s (said once)", message)
+
+
+def _own_names(body: ChatRequest) -> dict[str, str]:
+    """What the fields that the engine names are called in a chat request."""
+    names = {"prompt": "messages"}
+    if body.max_completion_tokens is not None:
+        names["max_tokens"] = "max_completion_tokens"
+    return names
 
 
 def _size(body: ChatRequest) -> int:

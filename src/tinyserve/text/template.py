@@ -266,9 +266,12 @@ def _with_parsed_arguments(call: Any, where: str) -> dict[str, Any]:
     if arguments is not None and not isinstance(arguments, (str, Mapping)):
         raise RequestError(f"{where}.function.arguments must be a string of JSON", param=where)
     if not isinstance(arguments, Mapping):
-        # What a model wrote need not be JSON; then the template gets it as it is (TOOL-05).
+        # What a model wrote need not be JSON, nor its escapes characters; then the template gets it
+        # as it is (TOOL-05).
         with contextlib.suppress(ValueError, RecursionError):
-            arguments = json.loads(arguments) if arguments and arguments.strip() else {}
+            parsed = json.loads(arguments) if arguments and arguments.strip() else {}
+            json.dumps(parsed, ensure_ascii=False).encode()
+            arguments = parsed
     return {**call, "function": {**function, "arguments": arguments}}
 
 

@@ -21,6 +21,7 @@ Reading = Generator[None, str, T]
 
 SPACE = " \t\r\n"
 ARGUMENT_KEYS = ("arguments", "parameters")
+_HALF = re.compile("[\ud800-\udfff]")
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
 
 
@@ -212,10 +213,14 @@ def _string() -> Reading[str]:
     pieces = ['"']
     yield from _rest_of_string(pieces.append)
     try:
-        text: str = json.loads("".join(pieces))
+        return whole_characters(json.loads("".join(pieces)))
     except ValueError:
         raise NotACall from None
-    return text
+
+
+def whole_characters(text: str) -> str:
+    """The text with U+FFFD for halves of characters, which escapes can spell and UTF-8 cannot."""
+    return _HALF.sub("\ufffd", text)
 
 
 def is_bare(char: str) -> bool:
