@@ -15,7 +15,7 @@ from tinyserve.text.tokenizer import Tokenizer
 class ChoiceText:
     """Text that became certain, cut where a stop string says so."""
 
-    __slots__ = ("_output", "stop_hit")
+    __slots__ = ("_output", "_plain_texts", "stop_hit")
 
     def __init__(
         self, tokenizer: Tokenizer, params: SamplingParams, visible_ids: frozenset[int]
@@ -27,10 +27,16 @@ class ChoiceText:
             skip_special_tokens=params.skip_special_tokens,
             visible_ids=visible_ids,
         )
+        self._plain_texts = self._output.plain_texts
         self.stop_hit: str | None = None
 
     def push(self, token_id: int, can_stop: bool) -> str:
+        if self._plain_texts is not None:
+            text = self._plain_texts.get(token_id)
+            if text is not None:  # nearly every token of a text without stop strings
+                return text
         self.stop_hit = self._output.push(token_id, allow_stop=can_stop)
+        self._plain_texts = self._output.plain_texts
         return self._output.take()
 
     def flush(self) -> str:

@@ -8,6 +8,7 @@ are held back (three at most): nothing waits for spaces or for later tokens.
 from __future__ import annotations
 
 from codecs import utf_8_decode
+from collections.abc import Mapping
 
 from tinyserve.text.pieces import TokenPieces
 
@@ -32,6 +33,11 @@ class IncrementalDetokenizer:
         self._skipped = skipped - visible_ids if visible_ids else skipped
         self._strip = pieces.strip  # leading spaces that may still have to go
         self._pending = b""  # the beginning of a character whose last bytes have not come yet
+
+    @property
+    def plain_texts(self) -> Mapping[int, str] | None:
+        """While nothing is held back: texts of tokens that `push` would only look up, too."""
+        return None if self._pending or self._strip else self._pieces.plain_texts
 
     def push(self, token_id: int) -> str:
         """The text that this token completes; "" while it ends inside a character."""

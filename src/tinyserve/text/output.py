@@ -6,7 +6,7 @@ be shown. It decides nothing about EOS, lengths or finish reasons.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from tinyserve.text.stops import StopChecker, special_stops
 from tinyserve.text.tokenizer import Tokenizer
@@ -64,8 +64,16 @@ class TextOutput:
         return new
 
     @property
+    def plain_texts(self) -> Mapping[int, str] | None:
+        """Texts of tokens that may be shown without a `push`: nothing is held back, there are no
+        stop strings. None: push each. Holds until the next `push`.
+        """
+        is_plain = self._checker.is_idle and not self._is_stopped
+        return self._detokenizer.plain_texts if is_plain else None
+
+    @property
     def text(self) -> str:
-        """All visible text so far."""
+        """All visible text so far, of what was pushed."""
         return "".join(self._parts)
 
     def _show(self, text: str) -> None:

@@ -56,6 +56,7 @@ class TokenPieces:
         )
         self._bytes: list[bytes | None] = [None] * self.vocab_size
         self._texts: dict[int, str | None] = {}
+        self.plain_texts: dict[int, str] = {}  # as far as known; of whole, not special tokens
 
     @property
     def strip(self) -> int:
@@ -83,6 +84,8 @@ class TokenPieces:
             except UnicodeDecodeError:
                 text = None
             self._texts[token_id] = text
+            if text is not None and token_id not in self.special_ids:
+                self.plain_texts[token_id] = text
             return text
 
     def _compute(self, token_id: int) -> bytes:

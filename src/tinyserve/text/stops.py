@@ -25,19 +25,25 @@ if TYPE_CHECKING:
 class StopChecker:
     """Cuts a text, fed in pieces, before (or right after) the first stop string in it."""
 
-    __slots__ = ("_held", "_include", "_matchers", "hit")
+    __slots__ = ("_first_chars", "_held", "_include", "_matchers", "hit")
 
     def __init__(self, stops: Iterable[str], *, include_in_output: bool = False) -> None:
         self._matchers = [_Matcher(stop) for stop in dict.fromkeys(stops) if stop]
+        self._first_chars = frozenset(matcher.stop[0] for matcher in self._matchers)
         self._include = include_in_output
         self._held = ""
         self.hit: str | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """There is nothing to look for."""
+        return not self._matchers
 
     def push(self, text: str, *, can_stop: bool = True) -> str:
         """The text to show now. Sets `hit` when a stop string is complete; "" ever after."""
         if self.hit is not None:
             return ""
-        if not self._matchers:
+        if not self._held and self._first_chars.isdisjoint(text):
             return text
         buffer = self._held + text
         hits: list[tuple[int, int, str]] = []  # (start, -length, stop): the least one wins
