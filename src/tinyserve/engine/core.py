@@ -8,6 +8,7 @@ of one request (NaN logits, say) ends that request; an exception of the runner p
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
@@ -55,6 +56,7 @@ class EngineCore:
         self._num_accepted_per_position = [0] * (drafter.max_drafts if drafter is not None else 0)
         self._jobs: dict[str, Job] = {}
         self._ready: list[RequestOutput] = []  # outputs that no step has to compute
+        self.clock: Callable[[], float] = monotonic
         self.lap: Lap | None = None  # what the latest call of `step` computed
         self._next_seq_id = 0
         self._num_steps = 0
@@ -97,20 +99,20 @@ class EngineCore:
         self.lap = None
         if not self._jobs:
             return outputs
-        began = monotonic()
+        began = self.clock()
         step = self._scheduler.schedule()
-        rows, ends = self._rows(step.work)
-        planned = monotonic()
+        planned = self.clock()
         logits = self.runner.run(step.plan)
-        ran = monotonic()
+        ran = self.clock()
+        rows, ends = self._rows(step.work)
         sampled = self._draw(logits, rows) if rows else []
-        drawn = monotonic()
+        drawn = self.clock()
         begin = 0
         for work, end in zip(step.work, ends, strict=True):
             outputs += self._commit(work, sampled[begin:end])
             begin = end
         self._num_steps += 1
-        self.lap = Lap(step, began, planned, ran, drawn, monotonic())
+        self.lap = Lap(step, began, planned, ran, drawn, self.clock())
         if self._drafter is not None:
             self._drafter.learn(step.plan.num_tokens, self.lap.end - began, self._outcomes)
             self._outcomes.clear()
@@ -184,8 +186,7 @@ class EngineCore:
         fault = job.fault or self._fault_in(job, sampled)
         if fault is not None:
             return self._fail(job, fault)
-        end = work.chunk.start + len(work.chunk.token_ids) - len(work.drafts)
-        is_complete = end == len(seq.token_ids)
+        is_complete = work.end == len(seq.token_ids)
         if is_complete and job.has_forked:
             output = self._take(seq, sampled, work.drafts)
             self._computed(seq, len(seq.token_ids) - 1)
@@ -196,7 +197,7 @@ class EngineCore:
             num_read = len(read_positions(work))
             job.reader.take(sampled[:num_read])
             sampled = sampled[num_read:]
-        self._computed(seq, end)
+        self._computed(seq, work.end)
         return self._first_tokens(job, sampled) if is_complete else []
 
     def _first_tokens(self, job: Job, drawn: list[SampledToken]) -> list[RequestOutput]:
@@ -220,21 +221,16 @@ class EngineCore:
     def _take(self, seq: Sequence, drawn: list[SampledToken], drafts: list[int]) -> RequestOutput:
         """Append drawn tokens until one ends the choice."""
         output = self._output(seq)
-        logprobs: list[SampledToken] = []
         for token in drawn:
-            effect = take_token(seq, token.token_id)
-            output.new_token_ids.append(token.token_id)
-            output.new_text += effect.text
-            logprobs.append(token)
-            if effect.finish_reason is not None:
-                output.finish_reason = effect.finish_reason
-                output.stop_reason = effect.stop_reason
+            take_token(seq, token.token_id, output)
+            if output.finish_reason is not None:
                 break
+        num_taken = len(output.new_token_ids)
         if seq.job.params.logprobs is not None:
-            output.logprobs = logprobs
-        self._num_generation_tokens += len(logprobs)
+            output.logprobs = drawn[:num_taken]
+        self._num_generation_tokens += num_taken
         if self._drafter is not None:
-            self._count_drafts(Outcome(seq.seq_id, len(drafts), len(logprobs) - 1))
+            self._count_drafts(Outcome(seq.seq_id, len(drafts), num_taken - 1))
         return output
 
     def _count_drafts(self, outcome: Outcome) -> None:

@@ -13,6 +13,25 @@ from tinyserve.engine.sampling import SampledToken, SampleRow, SamplingParams
 from tinyserve.kernels.ops import ALL_MASKED, I32, Draw, Drawn
 
 
+def draws_of(rows: Sequence[SampleRow], first: int, vocab_size: int) -> list[Draw]:
+    """The kernel's arguments for `rows`, whose logits begin at row `first` of the step's.
+
+    What was made for a row stays with it, so that one that comes again costs next to nothing.
+    """
+    draws = []
+    for row in rows:
+        draw = row.prepared
+        if draw is None:
+            draw = row.prepared = draw_of(row, row.row - first, vocab_size)
+        else:
+            draw.row = row.row - first
+            draw.position = row.position
+            if draw.output_ids is not None:
+                draw.output_ids = extended(draw.output_ids, row.output_ids)
+        draws.append(draw)
+    return draws
+
+
 def draw_of(row: SampleRow, logits_row: int, vocab_size: int) -> Draw:
     """The kernel's arguments for one row; `logits_row` indexes the logits handed to the kernel,
     which are `vocab_size` wide.
@@ -52,7 +71,7 @@ def sampled_of(drawn: Drawn) -> SampledToken:
         return SampledToken(drawn.token_id, is_nan=not is_blocked, is_blocked=is_blocked)
     if drawn.rank == 0:
         return SampledToken(drawn.token_id, probs=drawn.probs)
-    top = list(zip(drawn.top_ids, drawn.top_logprobs, strict=True))
+    top = tuple(zip(drawn.top_ids, drawn.top_logprobs, strict=True))
     return SampledToken(drawn.token_id, drawn.logprob, drawn.rank, top, probs=drawn.probs)
 
 
@@ -70,6 +89,17 @@ def _as_wide(mask: NDArray[np.uint32], vocab_size: int) -> NDArray[np.uint32]:
     """The mask with a bit for every token: kernels read them all. What it lacks is not allowed."""
     missing = -(-vocab_size // 32) - len(mask)
     return np.pad(mask, (0, missing)) if missing > 0 else mask
+
+
+def extended(known: I32, ids: Sequence[int]) -> I32:
+    """`ids`, which begin with `known`, as an array that shares its memory, which doubles."""
+    begin, end = len(known), len(ids)
+    memory = known if known.base is None else known.base
+    if end > len(memory):
+        memory = np.empty(max(16, 2 * end), np.int32)
+        memory[:begin] = known
+    memory[begin:end] = ids[begin:]
+    return memory[:end]
 
 
 def _ids(ids: Sequence[int]) -> I32:

@@ -8,12 +8,10 @@ the rules that end a choice, one code path for one token a step or several.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
-from tinyserve.engine.request import FinishReason
+from tinyserve.engine.request import RequestOutput
 from tinyserve.engine.sampling import SampledToken, SampleRow
 from tinyserve.engine.sequence import Job, Sequence
 from tinyserve.engine.work import Work
@@ -36,11 +34,14 @@ def add_rows(rows: list[SampleRow], work: Work, first_row: int) -> None:
     if job.reader is not None:
         for position in read_positions(work):
             rows.append(job.reader.row(position, position + to_row))
-    if end - len(work.drafts) < len(seq.token_ids) or job.max_len == len(job.prompt_ids):
+    if work.end < len(seq.token_ids) or job.max_len == len(job.prompt_ids):
         return
     if not job.has_forked:
         for choice in job.sequences:
             rows += _draw_rows(choice, [], end - 1 + to_row)
+        return
+    if not work.drafts and seq.grammar is None and not job.may_ban:
+        rows.append(_same_row(seq, end - 1 + to_row))
         return
     drawn = _draw_rows(seq, work.drafts, end - 1 - len(work.drafts) + to_row)
     for row, draft in zip(drawn, work.drafts, strict=False):  # the last row has none
@@ -76,10 +77,20 @@ def _draw_rows(seq: Sequence, drafts: list[int], first_row: int) -> list[SampleR
     ]
 
 
+def _same_row(seq: Sequence, first_row: int) -> SampleRow:
+    """The row of the next token where nothing but tokens has come since the last: that record."""
+    row = seq.row
+    if row is None:
+        row = seq.row = draw_row(seq, [], first_row)
+    row.row = first_row
+    row.position = len(seq.token_ids)
+    return row
+
+
 def draw_row(seq: Sequence, drafts: list[int], row: int, mask: Mask | None = None) -> SampleRow:
     """The row of the token after the sequence's tokens and `drafts`."""
     job = seq.job
-    params = job.request.params
+    params = job.params
     output_ids = [*seq.output_ids, *drafts] if drafts else seq.output_ids
     return SampleRow(
         row=row,
@@ -89,7 +100,7 @@ def draw_row(seq: Sequence, drafts: list[int], row: int, mask: Mask | None = Non
         position=len(seq.token_ids) + len(drafts),
         prompt_ids=job.prompt_ids,
         output_ids=output_ids,
-        banned_ids=_banned_ids(job, output_ids, mask),
+        banned_ids=_banned_ids(job, output_ids, mask) if job.may_ban else (),
         mask=mask,
         num_logprobs=params.logprobs,
     )
@@ -141,36 +152,33 @@ def confirmed(drawn: list[SampledToken], drafts: list[int]) -> list[SampledToken
     return drawn[: next(faults, count)]
 
 
-class Effect(NamedTuple):
-    """What taking one token did: the text that became visible, and whether the choice ends."""
+def take_token(seq: Sequence, token_id: int, output: RequestOutput) -> None:
+    """Append a drawn token, and write into `output` what came of it: the token, the text that
+    became visible, and whether the choice ends.
 
-    text: str
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
-
-
-def take_token(seq: Sequence, token_id: int) -> Effect:
-    """Append a drawn token. Ends at a stop id, else at a stop string, else at the length limit.
-
-    A stop id stays in the ids; its text is shown only under include_stop_str_in_output.
+    It ends at a stop id, else at a stop string, else at the length limit. A stop id stays in the
+    ids; its text is shown only under include_stop_str_in_output.
     """
     job, text = seq.job, seq.text
-    seq.append(token_id)
+    seq.token_ids.append(token_id)
+    seq.output_ids.append(token_id)
+    output.new_token_ids.append(token_id)
     if seq.grammar is not None:
         seq.grammar.take(token_id)
     if token_id in job.stop_ids:
-        reason = None if token_id in job.eos_ids else token_id
-        shown = ""
+        output.finish_reason = "stop"
+        output.stop_reason = None if token_id in job.eos_ids else token_id
         if text is not None:
             if job.params.include_stop_str_in_output:
-                shown = text.push(token_id, False)
-            shown += text.flush()
-        return Effect(shown, "stop", reason)
-    shown = ""
+                output.new_text += text.push(token_id, False)
+            output.new_text += text.flush()
+        return
     if text is not None:
-        shown = text.push(token_id, len(seq.output_ids) > job.params.min_tokens)
+        output.new_text += text.push(token_id, len(seq.output_ids) > job.params.min_tokens)
         if text.stop_hit is not None:
-            return Effect(shown, "stop", text.stop_hit)
+            output.finish_reason, output.stop_reason = "stop", text.stop_hit
+            return
     if len(seq.token_ids) >= job.max_len:
-        return Effect(shown + (text.flush() if text is not None else ""), "length")
-    return Effect(shown)
+        output.finish_reason = "length"
+        if text is not None:
+            output.new_text += text.flush()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tinyserve.engine.sampling import SampledToken, SampleRow
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """One sequence's share of a step: compute `token_ids` at positions `start`, `start + 1`, ...
 
     `block_ids` are the physical blocks that hold positions 0 .. start + len(token_ids) - 1, in
@@ -24,8 +22,7 @@ class Chunk:
     num_logits: int
 
 
-@dataclass(frozen=True, slots=True)
-class StepPlan:
+class StepPlan(NamedTuple):
     """One step. Order of effects: swap_out, then swap_in, then copies, then the chunks' forward
     pass.
     """
@@ -37,7 +34,7 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        return sum(len(chunk.token_ids) for chunk in self.chunks)
+        return sum([len(chunk.token_ids) for chunk in self.chunks])
 
 
 class Logits(Protocol):

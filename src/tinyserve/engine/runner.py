@@ -7,15 +7,16 @@ Knows nothing of requests or policies: a plan's ids and ints are all it is told.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from tinyserve.config import CacheConfig, ModelOptions, SchedulerConfig
-from tinyserve.engine.draw_rows import draw_of, sampled_of
+from tinyserve.engine.batch import BatchBuilder
+from tinyserve.engine.draw_rows import draws_of, sampled_of
 from tinyserve.engine.memory import resident_memory
-from tinyserve.engine.plan import Chunk, StepPlan
+from tinyserve.engine.plan import StepPlan
 from tinyserve.engine.sampling import SampledToken, SampleRow
 from tinyserve.kernels.formats import F32
 from tinyserve.kernels.ops import I32, Array, Backend, Batch, Compiled, KVLayout, Ops
@@ -45,7 +46,7 @@ class ModelRunner:
         self._states: Compiled | None = None  # compiled when an embedding first asks for it
         self._most_rows = 0
         self._most_logits = 0
-        self._blocks: dict[int, tuple[tuple[int, ...], I32]] = {}
+        self._batches = BatchBuilder(pool)
         self._compile(max_tokens)
 
     @classmethod
@@ -82,11 +83,12 @@ class ModelRunner:
         self.pool.copy_blocks(plan.copies)
         if not plan.chunks:
             return StepLogits(self, None)
-        if plan.num_tokens > self.max_tokens:
-            self._compile(1 << (plan.num_tokens - 1).bit_length())
-        batch = self._batch(plan.chunks)
+        num_tokens = plan.num_tokens
+        if num_tokens > self.max_tokens:
+            self._compile(1 << (num_tokens - 1).bit_length())
+        batch = self._batches.of(plan.chunks)
         self._body.run(batch)
-        self._most_rows = max(self._most_rows, plan.num_tokens)
+        self._most_rows = max(self._most_rows, num_tokens)
         return StepLogits(self, batch)
 
     def head(self, batch: Batch, rows: I32) -> F32:
@@ -94,7 +96,7 @@ class ModelRunner:
         call.
         """
         self._most_logits = max(self._most_logits, len(rows))
-        return self._head.run(_with_rows(batch, rows))
+        return self._head.run(batch if rows is batch.logit_rows else _with_rows(batch, rows))
 
     def states(self, batch: Batch, rows: I32) -> F32:
         """Hidden states of token rows of the last step, as `head` gives their logits."""
@@ -147,50 +149,6 @@ class ModelRunner:
             logits=True,
         )
 
-    def _batch(self, chunks: Sequence[Chunk]) -> Batch:
-        size = self.pool.layout.block_size
-        tokens: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        tables: list[I32] = []
-        seq_starts, block_starts = [0], [0]
-        logit_rows: list[int] = []
-        for chunk in chunks:
-            table = self._table(chunk)
-            start, end = chunk.start, chunk.start + len(chunk.token_ids)
-            tokens.extend(chunk.token_ids)
-            positions.extend(range(start, end))
-            if end - start == 1:  # a decode: cheaper without arrays
-                slots.append(chunk.block_ids[start // size] * size + start % size)
-            else:
-                where = np.arange(start, end)
-                slots.extend((table[where // size] * size + where % size).tolist())
-            tables.append(table)
-            seq_starts.append(len(tokens))
-            block_starts.append(block_starts[-1] + len(table))
-            logit_rows.extend(range(len(tokens) - chunk.num_logits, len(tokens)))
-        return Batch(
-            token_ids=np.array(tokens, np.int32),
-            positions=np.array(positions, np.int32),
-            slots=np.array(slots, np.int32),
-            seq_starts=np.array(seq_starts, np.int32),
-            block_ids=np.concatenate(tables),
-            block_starts=np.array(block_starts, np.int32),
-            logit_rows=np.array(logit_rows, np.int32),
-        )
-
-    def _table(self, chunk: Chunk) -> I32:
-        """The chunk's blocks as an array; kept while the scheduler hands out the same tuple."""
-        known = self._blocks.get(chunk.seq_id)
-        if known is not None and known[0] is chunk.block_ids:
-            return known[1]
-        if len(self._blocks) > 4096:
-            self._blocks.clear()
-        table = np.array(chunk.block_ids, np.int32)
-        self.pool.note_use(chunk.block_ids)
-        self._blocks[chunk.seq_id] = (chunk.block_ids, table)
-        return table
-
 
 class StepLogits:
     """The logits of one step, computed when they are asked for, HEAD_ROWS rows at a time."""
@@ -212,25 +170,27 @@ class StepLogits:
 
     def sample(self, rows: list[SampleRow]) -> list[SampledToken]:
         """Draw or read each row. Several rows may read the same logits row."""
-        sampled: list[SampledToken | None] = [None] * len(rows)
-        states = [i for i in range(len(rows)) if rows[i].wants_state]
-        for i, token in zip(states, self._read_states([rows[i].row for i in states]), strict=True):
-            sampled[i] = token
-        order = [i for i in range(len(rows)) if not rows[i].wants_state]
-        order.sort(key=lambda i: rows[i].row)
-        begin = 0
-        while begin < len(order):
-            first = rows[order[begin]].row
-            end = begin
-            while end < len(order) and rows[order[end]].row < first + HEAD_ROWS:
-                end += 1
-            indices = order[begin:end]
-            last = rows[indices[-1]].row
-            drawn = self._draw([rows[i] for i in indices], first, last + 1)
-            for i, token in zip(indices, drawn, strict=True):
-                sampled[i] = token
-            begin = end
-        return [token for token in sampled if token is not None]
+        states = [row.row for row in rows if row.wants_state]
+        if states:
+            read = iter(self._read_states(states))
+            drawn = iter(self.sample([row for row in rows if not row.wants_state]))
+            return [next(read if row.wants_state else drawn) for row in rows]
+        numbers = [row.row for row in rows]
+        if not rows or max(numbers) - min(numbers) < HEAD_ROWS:
+            return self._draw(rows, min(numbers), max(numbers) + 1) if rows else []
+        return self._draw_tiles(rows, numbers)
+
+    def _draw_tiles(self, rows: list[SampleRow], numbers: list[int]) -> list[SampledToken]:
+        """Draw from logits that are computed in several parts, in the order of `rows`."""
+        tiles: dict[int, list[int]] = {}
+        for i, number in enumerate(numbers):
+            tiles.setdefault(number // HEAD_ROWS, []).append(i)
+        sampled: dict[int, SampledToken] = {}
+        for indices in tiles.values():
+            tile = [numbers[i] for i in indices]
+            drawn = self._draw([rows[i] for i in indices], min(tile), max(tile) + 1)
+            sampled.update(zip(indices, drawn, strict=True))
+        return [sampled[i] for i in range(len(rows))]
 
     def _read_states(self, rows: list[int]) -> list[SampledToken]:
         """The hidden states of these logits rows, as copies."""
@@ -245,12 +205,14 @@ class StepLogits:
     def _draw(self, rows: list[SampleRow], first: int, stop: int) -> list[SampledToken]:
         assert self._batch is not None
         runner = self._runner
-        logits = runner.head(self._batch, self._batch.logit_rows[first:stop])
+        logit_rows = self._batch.logit_rows
+        if stop - first < len(logit_rows):
+            logit_rows = logit_rows[first:stop]
+        logits = runner.head(self._batch, logit_rows)
         if runner.known_vocab < logits.shape[1]:
             logits[:, runner.known_vocab :] = -np.inf
-        width = logits.shape[1]
-        draws = [draw_of(row, row.row - first, width) for row in rows]
-        return [sampled_of(drawn) for drawn in runner.backend.sample(logits, draws)]
+        draws = draws_of(rows, first, logits.shape[1])
+        return list(map(sampled_of, runner.backend.sample(logits, draws)))
 
 
 def _with_rows(batch: Batch, rows: I32) -> Batch:

@@ -82,7 +82,7 @@ class SamplingParams:
 
 @dataclass(slots=True)
 class SampleRow:
-    """Everything that decides one draw, besides the logits: a pure value, independent of batch and
+    """Everything that decides one draw, besides the logits: plain values, independent of batch and
     step.
 
     `row` indexes the step's logits rows. `position` is the absolute position of the token drawn;
@@ -93,6 +93,10 @@ class SampleRow:
     logprobs. `wants_state`: draw nothing, read the row's hidden state after the last norm. `draft`:
     the token proposed for this position, drawn from `draft_probs` [vocab] or, None, certain.
     `wants_probs`: report the distribution that the token is drawn from.
+
+    A sequence that just goes on hands in the same record again: by then `row` and `position` have
+    moved and `output_ids` have grown, the rest is as it was. `prepared` is what the runner keeps
+    with it.
     """
 
     row: int
@@ -110,6 +114,7 @@ class SampleRow:
     draft: int | None = None
     draft_probs: NDArray[np.float32] | None = None
     wants_probs: bool = False
+    prepared: Any = field(default=None, init=False)
 
 
 @dataclass(slots=True)
@@ -125,7 +130,7 @@ class SampledToken:
     token_id: int
     logprob: float | None = None
     rank: int | None = None  # 1 = most likely
-    top: list[tuple[int, float]] = field(default_factory=list)
+    top: Sequence[tuple[int, float]] = ()
     is_nan: bool = False
     is_blocked: bool = False
     state: NDArray[np.float32] | None = None

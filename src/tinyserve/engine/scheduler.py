@@ -159,15 +159,19 @@ class Scheduler:
             if self._budget <= reserve:
                 return
             draft = drafts.get(seq.seq_id, NO_DRAFT)
-            num_drafts = len(draft.token_ids)
-            if not self._kv.grow(seq.table, start, end + num_drafts):
-                draft, num_drafts = NO_DRAFT, 0
+            if not self._kv.grow(seq.table, start, end + len(draft.token_ids)):
+                draft = NO_DRAFT
                 if not self._make_room(seq):
                     continue
             self._plan(seq, end, draft)
-            self._budget -= 1 + num_drafts
-            self.counters.drafts += num_drafts > 0
-            self.counters.draft_tokens += num_drafts
+            self._budget -= 1
+            if draft.token_ids:
+                self._count_drafts(len(draft.token_ids))
+
+    def _count_drafts(self, num_drafts: int) -> None:
+        self._budget -= num_drafts
+        self.counters.drafts += 1
+        self.counters.draft_tokens += num_drafts
 
     def _propose(self) -> dict[int, Draft]:
         """Drafts for this step's decodes, by sequence id, within the budget and every limit.
@@ -221,7 +225,7 @@ class Scheduler:
         Each takes at most half of what is left, and what nobody wants goes to the oldest. So a long
         prompt keeps most of the budget, and a short one behind it gets through in a few steps.
         """
-        prompts = [seq for seq in self._running if seq.num_uncomputed > 1]
+        prompts = [s for s in self._running if len(s.token_ids) - s.num_computed > 1]
         shares = []
         for index, seq in enumerate(prompts):
             shares.append(self._share(seq, is_first=index == 0))
@@ -311,15 +315,14 @@ class Scheduler:
 
     def _plan(self, seq: Sequence, end: int, draft: Draft) -> None:
         """Plan the sequence's tokens up to `end`, and `draft` after them; its blocks are there."""
-        start, wanted = seq.num_computed, seq.job.wanted_positions
-        token_ids = (*seq.token_ids[start:end], *draft.token_ids)
-        if wanted:
+        start, known, drafts = seq.num_computed, seq.token_ids, draft.token_ids
+        if seq.job.reader is not None and (wanted := seq.job.wanted_positions):
             num_logits = max(0, end - wanted.start)
         else:
-            num_logits = 1 + len(draft.token_ids) if end == len(seq.token_ids) else 0
-        block_ids = seq.table.ids(self._kv.blocks_for(start + len(token_ids)))
-        chunk = Chunk(seq.seq_id, start, token_ids, block_ids, num_logits)
-        self._work.append(Work(seq, chunk, draft))
+            num_logits = 1 + len(drafts) if end == len(known) else 0
+        block_ids = seq.table.ids(self._kv.blocks_for(end + len(drafts)))
+        chunk = Chunk(seq.seq_id, start, (*known[start:end], *drafts), block_ids, num_logits)
+        self._work.append(Work(seq, chunk, draft, end, drafts))
         seq.step = self._step
         self._policy.charge(seq, end)
 

@@ -16,7 +16,7 @@ from enum import Enum, auto
 
 from tinyserve.engine.prompt_rows import PromptReader
 from tinyserve.engine.request import EngineRequest, FinishReason
-from tinyserve.engine.sampling import SamplingParams
+from tinyserve.engine.sampling import SampleRow, SamplingParams
 from tinyserve.kv.block_table import BlockTable, Namespace
 
 
@@ -53,10 +53,13 @@ class Job:
     num_cached_tokens: int = 0
     has_forked: bool = False  # choices 1 .. n-1 have left choice 0
     fault: Exception | None = None
+    params: SamplingParams = field(init=False)
+    may_ban: bool = field(init=False)  # tokens may be banned for some of its draws
 
-    @property
-    def params(self) -> SamplingParams:
-        return self.request.params
+    def __post_init__(self) -> None:
+        self.params = params = self.request.params
+        is_put_off = params.ignore_eos and bool(self.eos_ids)
+        self.may_ban = is_put_off or params.min_tokens > 0 or bool(self.request.bad_words_ids)
 
     @property
     def wanted_positions(self) -> range:
@@ -89,6 +92,7 @@ class Sequence:
         "num_dropped",
         "order",
         "output_ids",
+        "row",
         "seq_id",
         "status",
         "step",
@@ -115,6 +119,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.was_admitted = False
         self.step = -1  # the latest step that planned it or swaps it in, and so may not preempt it
+        self.row: SampleRow | None = None  # of its next draw, handed in again and again
         self.num_charged = 0  # tokens the fair policy has counted; recomputing them is free
 
     @property
@@ -133,10 +138,6 @@ class Sequence:
     @property
     def num_uncomputed(self) -> int:
         return len(self.token_ids) - self.num_computed
-
-    def append(self, token_id: int) -> None:
-        self.token_ids.append(token_id)
-        self.output_ids.append(token_id)
 
     def __repr__(self) -> str:
         return (

@@ -15,15 +15,15 @@ from tinyserve.spec.proposer import Draft
 
 @dataclass(slots=True)
 class Work:
-    """One sequence's chunk, and the draft that ends it: nothing, but for a decode."""
+    """One sequence's chunk, and the draft that ends it: nothing, but for a decode. `end`: known
+    tokens up to which the chunk computes; `drafts`, the ids of the draft, come after them.
+    """
 
     seq: Sequence
     chunk: Chunk
     draft: Draft
-
-    @property
-    def drafts(self) -> list[int]:
-        return self.draft.token_ids
+    end: int
+    drafts: list[int]
 
 
 @dataclass(frozen=True, slots=True)
