@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -228,3 +229,14 @@ def test_requests_that_are_preempted() -> None:
 
     with live(engine) as served:
         assert not garbage(served, act)
+
+
+def test_a_server_that_has_ended_lets_go_of_its_engine() -> None:
+    """Though FastAPI keeps the functions of every application's routes, and what they hold."""
+    engine = make_engine()
+    core = weakref.ref(engine.core)
+    with live(engine) as served:
+        served.complete(max_tokens=1)
+    del engine, served
+    gc.collect()
+    assert core() is None

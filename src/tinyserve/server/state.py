@@ -31,6 +31,7 @@ class ServerState:
         self.load_error: BaseException | None = None
         self.on_load_error: Callable[[], None] | None = None
         self.is_draining = False
+        self._last_death: BaseException | None = None
 
     def start(self, engine: Engine) -> None:
         """Begin to serve `engine`, on the running loop."""
@@ -58,12 +59,17 @@ class ServerState:
     @property
     def death(self) -> BaseException | None:
         """Why the engine died, if it did."""
-        return self.bridge.death if self.bridge is not None else None
+        return self.bridge.death if self.bridge is not None else self._last_death
 
     def stop(self) -> None:
+        """Part from the engine: a cache of the web framework's keeps the routes, and so this, for
+        as long as the process lives.
+        """
         self.observer.stop()
         if self.bridge is not None:
             self.bridge.stop()
+            self._last_death = self.bridge.death
+            self.service = self.bridge = None
 
     def health(self) -> tuple[int, dict[str, Any]]:
         """Status and body of /health."""
