@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 Point = Mapping[str, Any]
-COLOURS = ("#8c6d31", "#1f77b4", "#2ca02c", "#d62728", "#9467bd", "#17becf")
-MARKERS = ("s", "o", "^", "D", "v", "P")
+COLOURS = ("#8c6d31", "#1f77b4", "#2ca02c", "#d62728", "#9467bd", "#17becf", "#e377c2", "#7f7f7f")
+MARKERS = ("s", "o", "^", "D", "v", "P", "X", "*")
+BETWEEN_TOKENS = ("chunked-prefill",)  # studies that are about the gaps, not the first token
 
 
 def figure(columns: int, title: str, *, rows: int = 1) -> tuple[Any, list[Any]]:
@@ -53,9 +54,19 @@ def series(points: Sequence[Point], key: str) -> dict[str, list[Point]]:
     return found
 
 
-def pareto(points: Sequence[Point], path: str) -> None:
+def plain_numbers(axis: Any) -> None:
+    """Ticks of a logarithmic axis at 1, 2 and 5, written as plain numbers."""
+    from matplotlib import ticker
+
+    axis.set_major_locator(ticker.LogLocator(base=10, subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(ticker.NullFormatter())
+
+
+def pareto(points: Sequence[Point], path: str, *, is_simulated: bool = False) -> None:
     """Throughput against latency, one line a policy, one point a rate."""
-    drawn, (ttft, gap, load) = figure(3, "Scheduling policies under Poisson load")
+    title = "Scheduling policies under open-loop load" + ", simulated" * is_simulated
+    drawn, (ttft, gap, load) = figure(3, title)
     for index, (policy, line) in enumerate(series(points, "policy").items()):
         speeds = [p["output_tok_s"] for p in line]
         ttft.plot(speeds, [p["ttft_s"]["p99"] for p in line], label=policy, **style(index))
@@ -68,17 +79,22 @@ def pareto(points: Sequence[Point], path: str) -> None:
                 f"{point['rate']:g}/s",
                 (point["output_tok_s"], point["ttft_s"]["p99"]),
                 textcoords="offset points",
-                xytext=(5, 4),
+                xytext=(5, -10) if index % 2 else (-5, 6),
+                ha="left" if index % 2 else "right",
                 fontsize=7,
                 color=COLOURS[index % len(COLOURS)],
             )
-    ttft.set(xlabel="output tokens per second", ylabel="p99 time to first token, s", yscale="log")
-    gap.set(xlabel="output tokens per second", ylabel="p99 between tokens, ms", ylim=(0, None))
-    load.set(
-        xlabel="requests per second offered", ylabel="output tokens per second", ylim=(0, None)
-    )
+    speed = "output tokens per second"
+    ttft.set(xlabel=speed, ylabel="p99 time to first token, s (log)", yscale="log", xlim=(0, None))
+    ttft.margins(y=0.12)
+    plain_numbers(ttft.yaxis)
+    gap.set(xlabel=speed, ylabel="p99 between tokens, ms", ylim=(0, None), xlim=(0, None))
+    load.set(xlabel="requests per second offered", ylabel=speed, ylim=(0, None), xlim=(0, None))
     ttft.legend(frameon=False, fontsize=8)
     save(drawn, path)
+
+
+_FIRST = ("watched_ttft_s", "time to first token, s")
 
 
 def bars(studies: Mapping[str, Mapping[str, Point]], path: str) -> None:
@@ -88,17 +104,20 @@ def bars(studies: Mapping[str, Mapping[str, Point]], path: str) -> None:
     drawn, axes = figure(columns, "What single mechanisms are worth", rows=rows)
     for axis, (name, variants) in zip(axes, studies.items(), strict=False):
         places = range(len(variants))
+        is_gap = name in BETWEEN_TOKENS
+        key, label = ("watched_inter_token_s", "between tokens, s") if is_gap else _FIRST
         for offset, (share, alpha) in enumerate((("p50", 0.55), ("p99", 1.0))):
-            heights = [v["watched_ttft_s"][share] for v in variants.values()]
-            axis.bar(
+            drawn_bars = axis.bar(
                 [place + 0.36 * offset for place in places],
-                heights,
+                [v[key][share] for v in variants.values()],
                 width=0.34,
                 color=[COLOURS[i % len(COLOURS)] for i in places],
                 alpha=alpha,
             )
+            axis.bar_label(drawn_bars, fmt="{:.2g}", fontsize=7, padding=1)
+        axis.grid(visible=False, axis="x")
         axis.set_xticks([place + 0.18 for place in places], list(variants), fontsize=8)
-        axis.set(title=name, ylabel="time to first token, s (p50 pale, p99 full)")
+        axis.set(title=name, ylabel=f"{label} (p50 pale, p99 full)")
         axis.title.set_fontsize(10)
     for axis in axes[len(studies) :]:
         axis.set_visible(False)
@@ -126,19 +145,28 @@ def roofline(lines: Sequence[Point], path: str) -> None:
 
 def peers(result: Mapping[str, Any], path: str) -> None:
     """Offline speeds of every engine by case, and served throughput and latency by load."""
-    panels = [name for name in ("offline", "served") if name in result]
-    columns = len(panels) + ("served" in panels)
-    drawn, axes = figure(columns, "The same weights on the same cores")
-    remaining = iter(axes)
-    if "offline" in panels:
-        _grouped(next(remaining), result["offline"]["medians"], "tokens per second, offline")
-    if "served" in panels:
-        loads = result["served"]
-        speeds = {c: {n: p["output_tok_s"] for n, p in r.items()} for c, r in loads.items()}
-        waits = {c: {n: p["ttft_s"]["p99"] for n, p in r.items()} for c, r in loads.items()}
-        _grouped(next(remaining), speeds, "output tokens per second, served")
-        _grouped(next(remaining), waits, "p99 time to first token, s")
-    axes[0].legend(frameon=False, fontsize=8)
+    panels: list[tuple[Mapping[str, Mapping[str, float]], str]] = []
+    if "offline" in result:
+        panels.append((result["offline"]["medians"], "tokens per second, offline"))
+    if "served" in result:
+        found = result["served"].items()
+        speeds = {c: {n: p["output_tok_s"] for n, p in r.items()} for c, r in found}
+        waits = {c: {n: p["ttft_s"]["p99"] for n, p in r.items()} for c, r in found}
+        panels.append((speeds, "output tokens per second, served"))
+        panels.append((waits, "p99 time to first token, s, served"))
+    drawn, axes = figure(len(panels), "The same weights on the same cores, 2 threads")
+    names = list(dict.fromkeys(n for cases, _ in panels for case in cases.values() for n in case))
+    for axis, (cases, label) in zip(axes, panels, strict=True):
+        _grouped(axis, cases, label, names)
+    handles = {h.get_label(): h for axis in axes for h in axis.containers}
+    drawn.legend(
+        handles.values(),
+        handles,
+        loc="outside lower center",
+        ncols=min(len(names), 4),
+        frameon=False,
+        fontsize=8,
+    )
     save(drawn, path)
 
 
@@ -176,14 +204,20 @@ def growth(result: Mapping[str, Any], path: str) -> None:
     save(drawn, path)
 
 
-def _grouped(axis: Any, cases: Mapping[str, Mapping[str, float]], label: str) -> None:
-    """Bars of every engine, side by side in each case."""
-    names = list(dict.fromkeys(name for case in cases.values() for name in case))
+def _grouped(
+    axis: Any, cases: Mapping[str, Mapping[str, float]], label: str, order: Sequence[str]
+) -> None:
+    """Bars of every engine, side by side in each case; an engine has one colour everywhere."""
+    names = [name for name in order if any(name in case for case in cases.values())]
     width = 0.8 / len(names)
     for index, name in enumerate(names):
         places = [p + index * width for p, case in enumerate(cases.values()) if name in case]
         heights = [case[name] for case in cases.values() if name in case]
-        axis.bar(places, heights, width * 0.92, label=name, color=COLOURS[(index + 1) % 6])
+        colour = COLOURS[(order.index(name) + 1) % len(COLOURS)]
+        drawn_bars = axis.bar(places, heights, width * 0.92, label=name, color=colour)
+        if index == 0:
+            axis.bar_label(drawn_bars, fmt="{:.3g}", fontsize=7, padding=1)
     middle = 0.4 - width / 2
     axis.set_xticks([p + middle for p in range(len(cases))], list(cases), fontsize=8)
+    axis.grid(visible=False, axis="x")
     axis.set_ylabel(label)

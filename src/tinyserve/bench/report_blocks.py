@@ -251,6 +251,12 @@ def _drawn(name: str, key: str | None) -> Callable[[Result, str], None]:
     return draw
 
 
+def _pareto(result: Result, path: str) -> None:
+    from tinyserve.bench.plots import pareto
+
+    pareto(result["points"], path, is_simulated=bool(result.get("simulated")))
+
+
 def _roofline(result: Result, path: str) -> None:
     from tinyserve.bench.plots import roofline
 
@@ -261,9 +267,9 @@ PLOTS = (
     Plot("peers-4bit.png", "peers-4bit", _drawn("peers", None)),
     Plot("peers-int8.png", "peers-int8", _drawn("peers", None)),
     Plot("peers-f32.png", "peers-f32", _drawn("peers", None)),
-    Plot("pareto.png", "pareto", _drawn("pareto", "points")),
-    Plot("pareto-simulated.png", "pareto-simulated", _drawn("pareto", "points")),
-    Plot("fleet-simulated.png", "fleet-simulated", _drawn("pareto", "points")),
+    Plot("pareto.png", "pareto", _pareto),
+    Plot("pareto-simulated.png", "pareto-simulated", _pareto),
+    Plot("fleet-simulated.png", "fleet-simulated", _pareto),
     Plot("studies.png", "studies", _drawn("bars", "studies")),
     Plot("kernels.png", "kernels", _roofline),
     Plot("growth.png", "growth", _drawn("growth", None)),

@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.plot:
         from tinyserve.bench.plots import pareto
 
-        pareto(points, args.plot)
+        pareto(points, args.plot, is_simulated=args.simulate)
 
 
 def options() -> argparse.ArgumentParser:
