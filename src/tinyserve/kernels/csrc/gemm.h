@@ -37,6 +37,28 @@ TS_INLINE void fetch_ahead(const uint8_t* next, int64_t from, int64_t to) {
     for (int64_t i = from; i < to; i += 64) __builtin_prefetch(next + i, 0, 2);
 }
 
+// ---- rows in tiles ----------------------------------------------------------------------------------------------
+
+// tile<rows>(first), for a number of rows that is known only now.
+template <int R, class F>
+TS_INLINE void one_tile(int first, int rows, F&& tile) {
+  if constexpr (R > 1) {
+    if (rows < R) return one_tile<R - 1>(first, rows, tile);
+  }
+  tile.template operator()<R>(first);
+}
+
+// As few tiles as R rows allow, of even sizes: 7 rows are 4 + 3 rather than 6 + 1, since a tile unpacks the panel anew.
+template <int R, class F>
+TS_INLINE void in_tiles(int rows, F&& tile) {
+  int first = 0;
+  for (int left = (rows + R - 1) / R; left > 0; --left) {
+    const int size = (rows - first + left - 1) / left;
+    one_tile<R>(first, size, tile);
+    first += size;
+  }
+}
+
 // ---- quantizing activations -------------------------------------------------------------------------------------
 
 #if defined(TS_ISA_AVX2) || defined(TS_ISA_AVX512)
@@ -116,16 +138,18 @@ constexpr int FLOAT_ROWS = 12;
 constexpr int FLOAT_ROWS = 6;
 #endif
 
-template <int FORMAT, int R = FLOAT_ROWS>
-inline void float_panel(const uint8_t* panel, const uint8_t* next, int k, const float* x, int64_t stride, int rows, float* c) {
-  if constexpr (R > 0) {
-    while (rows >= R) {
-      float_tile<FORMAT, R>(panel, next, k, x, stride, c);
-      x += R * stride, c += R * LANES, rows -= R, next = nullptr;
-    }
-    if (rows > 0) float_panel<FORMAT, R - 1>(panel, next, k, x, stride, rows, c);
+template <int FORMAT>
+struct FloatTiles {
+  const uint8_t *panel, *next;
+  int k;
+  const float* x;
+  int64_t stride;
+  float* c;
+  template <int R>
+  TS_INLINE void operator()(int row) const {
+    float_tile<FORMAT, R>(panel, row == 0 ? next : nullptr, k, x + row * stride, stride, c + row * LANES);
   }
-}
+};
 
 // ---- four-bit weights -------------------------------------------------------------------------------------------
 // A group's 256 bytes are 8 runs of 32: run j holds input features 4j .. 4j+3; byte 4c + i holds feature 4j + i of
@@ -178,7 +202,7 @@ inline void u4_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, 
         w0 = _mm256_and_si256(both, low);
         w1 = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
       }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int r = 0; r < R; ++r) {
         const __m256i x = broadcast4(a.q + r * a.q_stride + 32 * g + 4 * j);
         const __m256i p0 = _mm256_maddubs_epi16(w0, x), p1 = _mm256_maddubs_epi16(w1, x);
@@ -197,7 +221,7 @@ inline void u4_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, 
       scale = load_scale(panel + U4_VALUES, w.f16_scale);
       least = load_scale(panel + U4_VALUES + scale_bytes, w.f16_scale);
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
       const vf sum = {_mm256_cvtepi32_ps(_mm256_madd_epi16(s0[r], ones)), _mm256_cvtepi32_ps(_mm256_madd_epi16(s1[r], ones))};
       acc[r] = fma(sum, mul(scale, set1(a.scale[r * a.s_stride + g])), acc[r]);
@@ -206,7 +230,7 @@ inline void u4_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, 
   }
   for (int r = 0; r < R; ++r) store(c + r * LANES, acc[r]);
 }
-constexpr int U4_ROWS = 4;
+constexpr int U4_ROWS = 6;
 
 #elif defined(TS_ISA_AVX512)
 
@@ -304,7 +328,7 @@ inline void int8_tile(const Weight& w, const uint8_t* panel, const uint8_t* next
     for (int j = 0; j < w.group / 2; ++j) {
       const __m256i w0 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(panel + 32 * j)));
       const __m256i w1 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(panel + 32 * j + 16)));
-#pragma GCC unroll 4
+#pragma GCC unroll 6
       for (int r = 0; r < R; ++r) {
         const __m256i pair = broadcast4(x + r * a.q_stride + 4 * j);
         s0[r] = _mm256_add_epi32(s0[r], _mm256_madd_epi16(w0, pair));
@@ -313,7 +337,7 @@ inline void int8_tile(const Weight& w, const uint8_t* panel, const uint8_t* next
       }
     }
     const vf scale = load_scale(panel + values, w.f16_scale);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int r = 0; r < R; ++r) {
       const vf sum = {_mm256_cvtepi32_ps(s0[r]), _mm256_cvtepi32_ps(s1[r])};
       acc[r] = fma(sum, mul(scale, set1(a.scale[r * a.s_stride + g])), acc[r]);
@@ -322,7 +346,7 @@ inline void int8_tile(const Weight& w, const uint8_t* panel, const uint8_t* next
   }
   for (int r = 0; r < R; ++r) store(c + r * LANES, acc[r]);
 }
-constexpr int INT8_ROWS = 4;
+constexpr int INT8_ROWS = 6;
 
 #elif defined(TS_ISA_AVX512)
 
@@ -392,15 +416,6 @@ TS_INLINE Acts rows_from(const Acts& a, int row) {
   return {a.q + row * a.q_stride, a.q_stride, a.scale + row * a.s_stride, a.sum + row * a.s_stride, a.s_stride};
 }
 
-// F is called as tile<R>(first row); R rows at a time while they last, then the rest as one smaller tile.
-template <int R, class F>
-TS_INLINE void in_tiles(int first, int rows, F&& tile) {
-  if constexpr (R > 0) {
-    for (; rows >= R; first += R, rows -= R) tile.template operator()<R>(first);
-    if (rows > 0) in_tiles<R - 1>(first, rows, tile);
-  }
-}
-
 struct U4Tiles {
   const Weight& w;
   const uint8_t *panel, *next;
@@ -432,14 +447,14 @@ constexpr int WIDEN_FROM_ROWS = 32;
 inline void run_panel(const Weight& w, const uint8_t* panel, const uint8_t* next, const float* x, int64_t x_stride, const Acts& a,
                       int rows, float* c, uint8_t* wide) {
   switch (w.format) {
-    case F32: return float_panel<F32>(panel, next, w.k, x, x_stride, rows, c);
-    case F16: return float_panel<F16>(panel, next, w.k, x, x_stride, rows, c);
-    case BF16: return float_panel<BF16>(panel, next, w.k, x, x_stride, rows, c);
-    case INT8: return in_tiles<INT8_ROWS>(0, rows, Int8Tiles{w, panel, next, a, c});
+    case F32: return in_tiles<FLOAT_ROWS>(rows, FloatTiles<F32>{panel, next, w.k, x, x_stride, c});
+    case F16: return in_tiles<FLOAT_ROWS>(rows, FloatTiles<F16>{panel, next, w.k, x, x_stride, c});
+    case BF16: return in_tiles<FLOAT_ROWS>(rows, FloatTiles<BF16>{panel, next, w.k, x, x_stride, c});
+    case INT8: return in_tiles<INT8_ROWS>(rows, Int8Tiles{w, panel, next, a, c});
     case U4: {
       const bool widened = rows >= WIDEN_FROM_ROWS;
       if (widened) widen_u4(w, panel, wide);
-      return in_tiles<U4_ROWS>(0, rows, U4Tiles{w, widened ? wide : panel, next, a, c, widened});
+      return in_tiles<U4_ROWS>(rows, U4Tiles{w, widened ? wide : panel, next, a, c, widened});
     }
   }
 }
