@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
 from tinyserve.errors import RequestError
 from tinyserve.server.extensions import FAST, Extensions, refuse_unshown
@@ -23,6 +23,12 @@ def _text_or_blocks(value: Any) -> Any:
     if value is None or isinstance(value, str | list):
         return value
     raise ValueError("must be a string or a list of content blocks")
+
+
+# This API's own range; `check` refuses what is beyond it.
+_TEMPERATURE: dict[str, Any] = {
+    "anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"type": "null"}]
+}
 
 
 class CountRequest(BaseModel):
@@ -46,7 +52,7 @@ class MessagesRequest(CountRequest, Extensions):
     max_tokens: int
     stream: bool | None = None
     stop_sequences: Annotated[list[str], FAST] | None = None
-    temperature: float | None = None
+    temperature: Annotated[float | None, WithJsonSchema(_TEMPERATURE)] = None
     top_p: float | None = None
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None

@@ -112,9 +112,9 @@ def body_schema(kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def _bound(node: dict[str, Any], low: float, high: float) -> None:
-    """State the range of a number, or of the numbers among several types."""
+    """State the range of a number, or of the numbers among several types, that has none yet."""
     for kind in node.get("anyOf", [node]):
-        if kind.get("type") in ("integer", "number"):
+        if kind.get("type") in ("integer", "number") and "maximum" not in kind:
             kind.update(minimum=low, maximum=high)
 
 
