@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from helpers.native import require_native
 
-from tinyserve.bench import attention, ceilings, kernels, studies
+from tinyserve.bench import attention, ceilings, kernels, step_overhead, studies
 from tinyserve.bench.simulate import StepModel
+from tinyserve.kernels import abi
 
 
 def result_of(main: Any, arguments: list[str], tmp_path: Path) -> dict[str, Any]:
@@ -77,3 +78,42 @@ def test_a_real_study_runs(tmp_path: Path) -> None:
     arguments = ["--size", "tiny", "--study", "preemption", "--repeat", "1"]
     found = result_of(studies.main, arguments, tmp_path)["studies"]
     assert found["preemption"]["swap"]["failed"] == 0
+
+
+def test_step_overhead(tmp_path: Path) -> None:
+    require_native()
+    library = abi.load_library()
+    arguments = ["--streams", "1,3", "--waiting", "2,40", "--steps", "6"]
+    result = result_of(step_overhead.main, arguments, tmp_path)
+    assert abi.load_library() is library, "later engines are timed, too"
+    cases = [(line["streams"], line["sampling"]) for line in result["lines"]]
+    assert cases == [(1, "greedy"), (1, "sampled"), (3, "greedy"), (3, "sampled")]
+    for line in result["lines"]:
+        assert list(line["us"]) == list(step_overhead.PARTS)
+        assert all(line["us"][part] > 0 for part in ("scheduler", "batch", "sampling", "text"))
+        assert sum(line["us"].values()) == pytest.approx(line["total_us"])
+    waits = [(line["policy"], line["waiting"]) for line in result["waiting"]]
+    assert waits == [(p, n) for p in ("continuous", "priority", "fair") for n in (2, 40)]
+    assert all(line["us"] > 0 for line in result["waiting"])
+
+
+def test_the_clock_of_step_overhead_stands_still_in_native_calls(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+
+    class Library:
+        ts_sample = None
+
+        @staticmethod
+        def ts_program_run(seconds: float) -> str:
+            nonlocal now
+            now += seconds
+            return "done"
+
+    monkeypatch.setattr(step_overhead.time, "thread_time", lambda: now)
+    monkeypatch.setattr(step_overhead.time, "perf_counter", lambda: 2 * now)
+    library = step_overhead.TimedLibrary(Library)
+    assert library.ts_program_run(3.0) == "done"
+    now += 1.0
+    assert (library.cpu_outside(), library.wall_outside()) == (1.0, 2.0)
