@@ -180,9 +180,10 @@ class FairPolicy(ContinuousPolicy):
         self._heap: list[tuple[int, Order, str]] = []  # one entry per client; counters may lag
         self._in_heap: set[str] = set()
         self._last_client = ""  # who left the line last
+        self._num_waiting = 0
 
     def __len__(self) -> int:
-        return sum(len(line) for line in self._lines.values())
+        return self._num_waiting
 
     def add(self, seq: Sequence) -> None:
         client = seq.job.request.client
@@ -193,12 +194,15 @@ class FairPolicy(ContinuousPolicy):
                 self._in_heap.add(client)
                 heapq.heappush(self._heap, (self._served[client], seq.order, client))
         self._lines[client].add(seq)
+        self._num_waiting += 1
 
     def remove(self, seq: Sequence) -> None:
         client = seq.job.request.client
         line = self._lines.get(client)
         if line is not None:
+            num_before = len(line)
             line.remove(seq)
+            self._num_waiting -= num_before - len(line)
             if not len(line):
                 del self._lines[client]
                 self._last_client = client
