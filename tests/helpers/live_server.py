@@ -119,6 +119,7 @@ def live(
     state: ServerState = app.state.tinyserve
     settings = web_settings(app, engine.config.server)
     settings.timeout_graceful_shutdown = 5
+    settings.timeout_keep_alive = 600  # a machine may pause a test; no connection ends meanwhile
     server = GracefulServer(settings, state)
     listener = socket.socket()
     if send_buffer is not None:
