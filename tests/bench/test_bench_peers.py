@@ -61,7 +61,7 @@ def test_a_program_that_fails_says_why(tmp_path: Path) -> None:
 
 
 def test_peers_are_named_on_the_command_line() -> None:
-    llama = LlamaCpp.parse("'ik Q4_0=/bin:/models/q4_0.gguf' -rtr 1", 2)
+    llama = LlamaCpp.parse("ik Q4_0=/bin:/models/q4_0.gguf -rtr 1", 2)
     assert (llama.name, llama.folder, llama.model) == (
         "ik Q4_0",
         Path("/bin"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tinyserve.bench import report
-from tinyserve.bench.report_blocks import BLOCKS, PLOTS, SHOWN, Results
+from tinyserve.bench.report_blocks import BLOCKS, OLD, PLOTS, SHOWN, Results
 from tinyserve.bench.report_targets import TARGETS, targets_table
 
 REPOSITORY = Path(__file__).parents[2]
@@ -27,8 +27,7 @@ def test_no_table_differs_from_its_result(document: str) -> None:
 def test_every_result_and_every_plot_is_in_the_report() -> None:
     text = (REPOSITORY / "benchmarks" / "REPORT.md").read_text(encoding="utf-8")
     for path in (REPOSITORY / "benchmarks" / "results").glob("*.json"):
-        is_readmes_own = path.stem == "offline-smollm2-135m-q4"
-        assert is_readmes_own or f"results/{path.name})" in text, path.name
+        assert path.stem == OLD or f"results/{path.name})" in text, path.name
     for path in (REPOSITORY / "benchmarks").glob("*.png"):
         assert f"]({path.name})" in text, path.name
     assert {name for name in BLOCKS if name != "summary"} == {
@@ -48,6 +47,12 @@ def test_what_was_not_measured_is_said_to_be_so(tmp_path: Path) -> None:
         assert BLOCKS[name](nothing).startswith("*Not measured yet*")
     assert BLOCKS["summary"](nothing) == "*Not measured yet.*"
     assert targets_table(nothing).count("not measured") == len(TARGETS)
+
+
+def test_results_without_a_section_are_listed(tmp_path: Path) -> None:
+    assert BLOCKS["others"](Results(tmp_path)) == "None."
+    shown = BLOCKS["others"](written(tmp_path, "new", {"command": "python -m y"}))
+    assert "| [`new.json`](results/new.json) | `python -m y` |" in shown
 
 
 def written(tmp_path: Path, name: str, result: dict[str, Any]) -> Results:

@@ -93,8 +93,8 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def report(lines: list[dict[str, Any]]) -> str:
-    names = ("kv", "rows", "context", "prefix", "ms", "gb_s", "of_bandwidth", "of_fma")
-    names += ("ms_ungrouped", "gain")
+    timed = ("ms", "gb_s", "of_bandwidth", "of_fma", "ms_ungrouped", "gain")
+    names = ("kv", "rows", "context", "prefix", *timed)
     return table(names, [[line.get(name) for name in names] for line in lines])
 
 

@@ -49,13 +49,13 @@ class LlamaCpp:
     @classmethod
     def parse(cls, text: str, threads: int) -> LlamaCpp:
         """`[NAME=]FOLDER:FILE.gguf[ OPTION...]`. Raises ValueError."""
-        head, *options = shlex.split(text)
+        head, dash, options = text.partition(" -")
         name, _, place = head.rpartition("=")
         folder, _, model = place.rpartition(":")
         if not folder:
             raise ValueError(f"{text!r} is not [NAME=]FOLDER:FILE.gguf")
         label = name or f"llama.cpp {Path(model).stem}"
-        return cls(label, Path(folder), Path(model), threads, tuple(options))
+        return cls(label, Path(folder), Path(model), threads, tuple(shlex.split(dash + options)))
 
     def offline(self, case: Case) -> float:
         if not case.streams:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tinyserve.bench.common import cell
+
 Point = Mapping[str, Any]
 COLOURS = ("#8c6d31", "#1f77b4", "#2ca02c", "#d62728", "#9467bd", "#17becf", "#e377c2", "#7f7f7f")
 MARKERS = ("s", "o", "^", "D", "v", "P", "X", "*")
@@ -216,7 +218,7 @@ def _grouped(
         colour = COLOURS[(order.index(name) + 1) % len(COLOURS)]
         drawn_bars = axis.bar(places, heights, width * 0.92, label=name, color=colour)
         if index == 0:
-            axis.bar_label(drawn_bars, fmt="{:.3g}", fontsize=7, padding=1)
+            axis.bar_label(drawn_bars, labels=[cell(h) for h in heights], fontsize=7, padding=1)
     middle = 0.4 - width / 2
     axis.set_xticks([p + middle for p in range(len(cases))], list(cases), fontsize=8)
     axis.grid(visible=False, axis="x")

@@ -7,7 +7,7 @@ command, the machine, the date. Tables are those that the programs print.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -51,6 +51,7 @@ class Plot:
 
 
 Block = Callable[[Results], str]
+OLD = "offline-smollm2-135m-q4"  # from before `peers` measured all of them
 
 
 def block(name: str, shown: Callable[[Result], str], results: Results) -> str:
@@ -151,13 +152,10 @@ def torture(result: Result) -> str:
     )
 
 
-def plain(result: Result) -> str:
-    """Rows of plain values, as a table: whatever a program wrote under `rows` or `lines`."""
-    rows: Sequence[Result] = result.get("rows") or result.get("lines") or []
-    if not rows:
-        return "The figures are in the file."
-    header = list(rows[0])
-    return table(header, [[row.get(name) for name in header] for row in rows])
+def step_overhead(result: Result) -> str:
+    from tinyserve.bench.step_overhead import report
+
+    return report(dict(result))
 
 
 def compatibility(result: Result) -> str:
@@ -167,6 +165,24 @@ def compatibility(result: Result) -> str:
     ]
     shown = table(["endpoint", "s", "successful", "errored"], rows)
     return f"{result['about']}\n\n{shown}"
+
+
+def attention(result: Result) -> str:
+    from tinyserve.bench.attention import report
+
+    return report(result["lines"])
+
+
+def others(results: Results) -> str:
+    """Results that have no section of their own, by their commands."""
+    shown = set(SHOWN) | {OLD}
+    names = sorted(path.stem for path in (results.folder / "results").glob("*.json"))
+    rows = []
+    for name in names:
+        result = results.read(name) if name not in shown else None
+        if result is not None:
+            rows.append([f"[`{name}.json`](results/{name}.json)", f"`{result.get('command', '')}`"])
+    return table(["result", "command"], rows) if rows else "None."
 
 
 def summary(results: Results) -> str:
@@ -188,8 +204,8 @@ def summary(results: Results) -> str:
 
 
 def _old_summary(results: Results) -> str:
-    """Of the result from before `peers` measured all of them."""
-    name = "offline-smollm2-135m-q4"
+    """Where there is only that one."""
+    name = OLD
     result = results.read(name)
     if result is None:
         return "*Not measured yet.*"
@@ -225,8 +241,9 @@ SHOWN: dict[str, Callable[[Result], str]] = {
     "fleet-simulated": pareto,
     "studies": studies,
     "kernels": kernels,
+    "attention": attention,
     "growth": growth,
-    "step-overhead": plain,
+    "step-overhead": step_overhead,
     "http-overhead": overhead,
     "load-torture-smollm2-135m": torture,
     "spec-smollm2-135m-1-stream": speculation,
@@ -235,6 +252,7 @@ SHOWN: dict[str, Callable[[Result], str]] = {
 }
 BLOCKS: dict[str, Block] = {
     **{name: partial(block, name, shown) for name, shown in SHOWN.items()},
+    "others": others,
     "summary": summary,
     "targets": _targets,
 }

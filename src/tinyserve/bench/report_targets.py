@@ -123,6 +123,18 @@ def float_kernels(result: Result) -> float | None:
     )
 
 
+def outside_forward(streams: int) -> Callable[[Result], float | None]:
+    """Microseconds of a greedy step that are not the forward pass."""
+    return lambda result: next(
+        (
+            line["total_us"]
+            for line in result["lines"]
+            if line["streams"] == streams and line["sampling"] == "greedy"
+        ),
+        None,
+    )
+
+
 def start(result: Result) -> float | None:
     seconds = result.get("start", {}).get("seconds")
     return statistics.median(seconds) if seconds else None
@@ -138,6 +150,7 @@ def _most(what: str, bound: float, source: str, measure: Any, shown: str = "{:.2
 
 Q4, Q8, F32 = "peers-4bit", "peers-int8", "peers-f32"
 PERCENT = "{:.0%}"
+MICRO = "{:.0f} µs"
 TARGETS = (
     _least("4 bits, 1 stream: share of the bus", 0.85, Q4, share("decode 1"), PERCENT),
     _least("4 bits, 1 stream: over llama.cpp", 1.4, Q4, over("decode 1", "llama.cpp")),
@@ -169,6 +182,8 @@ TARGETS = (
            continuous_over_static("ttft_s")),
     _least("8 requests/s: throughput, continuous over static", 1.58, "pareto",
            continuous_over_static("output_tok_s")),
+    _most("outside the forward pass, 1 stream", 100, "step-overhead", outside_forward(1), MICRO),
+    _most("outside the forward pass, 32 streams", 300, "step-overhead", outside_forward(32), MICRO),
     _most("one stream: context of 4,096 over 64", 1.5, "growth", step_ratio((1, 4096))),
     _most("command to `/health`", 1.0, "growth", start, "{:.2f} s"),
     _most("resident memory over weights and touched KV", 1.3, "growth",
