@@ -13,6 +13,7 @@ from helpers.live_server import Live, live
 USER = {"role": "user", "content": "hello"}
 FUNCTION = {"name": "f", "parameters": {"type": "object"}}
 HALF = r"\ud83d"
+KINDS = ("function", "function_call", "custom_tool_call", "tool_use")
 ROUTES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
         "messages": [USER],
@@ -59,7 +60,7 @@ def test_str_03_half_a_character_in_a_call(
     response = served.post(path, **ROUTES[path], stream=stream)
     assert response.status_code == 200, response.text
     assert '"error":{' not in response.text
-    assert "\\u" in response.text or "\ufffd" in response.text or json.loads(call)["name"] == "c"
+    assert any(f'"{kind}"' in response.text for kind in KINDS), "it is read as a call"
     if not stream:
         json.dumps(response.json(), ensure_ascii=False)
 
