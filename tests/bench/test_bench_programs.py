@@ -50,6 +50,13 @@ def test_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [x.get("gain", 0) > 0 for x in lines] == [False, False, True, True]
 
 
+def test_kernels_of_the_model_that_is_named() -> None:
+    args = kernels.options().parse_args(["--model", "synthetic"])
+    assert list(kernels.shapes(args)) == ["synthetic"]
+    known = kernels.shapes(kernels.options().parse_args(["--models", "0.5b,135m"]))
+    assert [config.hidden_size for config in known.values()] == [896, 576]
+
+
 def test_every_study_shows_what_it_is_about(tmp_path: Path) -> None:
     times = tmp_path / "times.json"
     StepModel((1, 16, 512), (0.01, 0.02, 0.5), per_draw=0.001, per_context=1e-6).save(times)

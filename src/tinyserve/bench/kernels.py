@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from tinyserve.kernels.native import NativeBackend
 from tinyserve.kernels.ops import Batch, KVLayout
 from tinyserve.kernels.threads import default_threads
 from tinyserve.kv.pool import KVPool
+from tinyserve.models.checkpoint import load_checkpoint
 from tinyserve.models.config import ModelConfig
 from tinyserve.models.synthetic import synthetic_config
 
@@ -38,8 +40,7 @@ def main(argv: list[str] | None = None) -> None:
     backend = NativeBackend(args.threads or default_threads()[0])
     ceilings = Ceilings(backend.variant, backend.threads)
     lines = []
-    for model in args.models.split(","):
-        config = synthetic_config(MODELS[model])
+    for model, config in shapes(args).items():
         for kind in args.formats.split(","):
             for part, function, matrices in parts(backend, config, kind, args.seed):
                 lines += [
@@ -63,10 +64,17 @@ def main(argv: list[str] | None = None) -> None:
         roofline([line for line in lines if line["part"] == "layers"], args.plot)
 
 
+def shapes(args: argparse.Namespace) -> dict[str, ModelConfig]:
+    """The architectures to measure: that of `--model`, else the known ones of `--models`."""
+    if args.model is not None:
+        return {Path(args.model).stem: load_checkpoint(args.model).config}
+    return {name: synthetic_config(MODELS[name]) for name in args.models.split(",")}
+
+
 def options() -> argparse.ArgumentParser:
     parser = argument_parser(MODULE, __doc__)
     add = parser.add_argument
-    add("--models", default="135m,0.5b,1.5b", help="shapes, separated by commas")
+    add("--models", default="135m,0.5b,1.5b", help="shapes, where --model names none")
     add("--formats", default="u4,int8,bf16,f32", help="weight formats, separated by commas")
     add("--rows", type=ints, default=[1, 2, 4, 8, 16, 32, 64, 128, 512])
     add("--contexts", type=ints, default=[64, 512, 4096], help="context lengths of attention")

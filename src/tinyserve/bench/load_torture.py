@@ -215,7 +215,7 @@ def main(argv: list[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("--model", default="default")
+    add("--model", default="synthetic", help="model to serve (default: random weights)")
     add("--streams", type=int, default=64, help="sequences computed at once")
     add("--queued", type=int, default=500, help="requests that may wait")
     add("--leave", type=float, default=0.3, help="share of clients that hang up")

@@ -125,9 +125,18 @@ def growth(result: Result) -> str:
 
 
 def speculation(result: Result) -> str:
-    from tinyserve.bench.spec_bench import table_of
-
-    return table_of(result["cases"])
+    """One row a case: what was drafted, what held, and what it was worth."""
+    header = ["workload", "proposer", "k", "temperature", "streams", "accepted", "tokens a step"]
+    rows = [
+        [
+            *(p["workload"], p["proposer"], p["k"], f"{p['temperature']:g}", p["streams"]),
+            "" if p["acceptance"] is None else f"{p['acceptance']:.0%}",
+            *(p["tokens_per_step"], p["plain_tok_s"], p["tok_s"], times(p["speedup"])),
+            "yes" if p["is_identical"] else "no",
+        ]
+        for p in result["cases"]
+    ]
+    return table([*header, "plain tok/s", "tok/s", "speed-up", "same bits"], rows)
 
 
 def overhead(result: Result) -> str:
