@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tinyserve.bench.spec_bench import cases_of, main, spec_parser
+from tinyserve.bench.spec_measure import switched_off
 from tinyserve.bench.spec_texts import WORKLOADS, conversation, random_ids, text
 
 
@@ -60,3 +61,28 @@ def test_the_plot(tmp_path: Path) -> None:
     options += ["--proposers", "ngram", "--workloads", "code", "--temperatures", "0"]
     main([*options, "--plot", str(plot)])
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_stranger_is_switched_off(tmp_path: Path) -> None:
+    """A draft model that is never right is given up; without the controller it drafts on."""
+    out = tmp_path / "stranger.json"
+    options = ["--new", "60", "--repeat", "1", "--k", "3", "--streams", "1", "--prompts", "1"]
+    options += ["--proposers", "draft_model", "--workloads", "random", "--temperatures", "0"]
+    main([*options, "--draft-model", "random", "--out", str(out)])
+    controlled, free = json.loads(out.read_text())["cases"]
+    assert controlled["control"]
+    assert controlled["acceptance"] < 0.2
+    assert controlled["off_after_s"] is not None
+    assert free["off_after_s"] is None
+    assert free["is_identical"]
+    assert controlled["is_identical"]
+
+
+def test_when_drafts_were_given_up() -> None:
+    assert switched_off([]) is None
+    assert switched_off([(0.1, True)] * 5) is None
+    assert switched_off([(0.1, False)] * 5) is None, "too short to say"
+    assert switched_off([(0.1, False)] * 20) == 0.0
+    on, off = [(0.1 * i, True) for i in range(1, 6)], [(1.0, False)] * 40
+    assert switched_off([*on, *off]) == pytest.approx(0.1)  # 4 of 44: the first alone is too many
+    assert switched_off([*on, *off, (2.0, True)]) == pytest.approx(0.2)

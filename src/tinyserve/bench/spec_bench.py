@@ -28,7 +28,7 @@ from tinyserve.bench.common import (
     table,
     write_json,
 )
-from tinyserve.bench.spec_measure import PROPOSERS, Bench, Case
+from tinyserve.bench.spec_measure import PROPOSERS, STRANGER, Bench, Case
 from tinyserve.bench.spec_texts import WORKLOADS
 
 
@@ -58,7 +58,10 @@ def main(argv: list[str] | None = None) -> None:
 def spec_parser() -> argparse.ArgumentParser:
     parser = argument_parser("spec_bench", __doc__)
     parser.set_defaults(size="tiny")
-    parser.add_argument("--draft-model", help="model for the proposer draft_model")
+    parser.add_argument(
+        "--draft-model",
+        help=f"model for the proposer draft_model; {STRANGER}: one that is never right",
+    )
     parser.add_argument("--proposers", default="ngram,suffix,random", help=", ".join(PROPOSERS))
     parser.add_argument("--workloads", default=",".join(WORKLOADS))
     parser.add_argument("--k", type=ints, default=[4, 1, 2, 8], help="most drafts in a step")
@@ -119,7 +122,7 @@ def table_of(points: Sequence[dict[str, Any]]) -> str:
 
 _HEADER = (
     *("workload", "proposer", "k", "temperature", "streams", "control", "accepted"),
-    *("tokens a step", "plain tok/s", "tok/s", "speed-up", "same bits"),
+    *("tokens a step", "plain tok/s", "tok/s", "speed-up", "off after s", "same bits"),
 )
 
 
@@ -131,6 +134,7 @@ def _row(point: dict[str, Any]) -> list[object]:
         "" if acceptance is None else f"{acceptance:.0%}",
         *(point["tokens_per_step"], point["plain_tok_s"], point["tok_s"]),
         f"{point['speedup']:.2f}",
+        point.get("off_after_s"),
         "yes" if point["is_identical"] else "no",
     ]
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from tinyserve.bench.common import model_section
 from tinyserve.bench.offline_cases import configuration
 from tinyserve.bench.spec_texts import conversation, random_ids, text
+from tinyserve.bench.stranger import write_stranger
 from tinyserve.config import SpecConfig, TinyServeConfig
 from tinyserve.engine.build import Engine, build_engine
 from tinyserve.engine.core import EngineCore
@@ -31,6 +34,7 @@ from tinyserve.spec.proposer import Proposer
 
 PROPOSERS = ("ngram", "suffix", "draft_model", "random", "oracle")
 RANDOM_PROMPT = 96  # tokens
+STRANGER = "random"  # --draft-model: random weights with the model's vocabulary
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Run:
     num_steps: int
     num_drafts: int
     num_accepted: int
+    off_after: float | None  # see `switched_off`
 
     @property
     def rate(self) -> float:
@@ -62,17 +67,36 @@ class Run:
         return self.num_tokens / self.seconds
 
 
+def switched_off(steps: Sequence[tuple[float, bool]]) -> float | None:
+    """The seconds after which one step in ten or fewer had drafts, for the rest of the run, which
+    must be at least ten steps long. None if it never was so.
+
+    `steps`: (seconds since the beginning, whether it had drafts) of each.
+    """
+    with_drafts, off = 0, None
+    for index in range(len(steps) - 1, -1, -1):
+        with_drafts += steps[index][1]
+        if len(steps) - index >= 10 * max(1, with_drafts):
+            off = steps[index - 1][0] if index else 0.0
+    return off
+
+
 class Bench:
     """One loaded model, and measurements of it."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.engine: Engine = build_engine(self._config())
         self._drafting: DraftModelProposer | None = None
-        if args.draft_model:
-            runner: Any = self.engine.core.runner
-            tokenizer = self.engine.intake.tokenizer
-            self._drafting = load_draft_model(self.engine.config, tokenizer, runner)
+        with tempfile.TemporaryDirectory() as folder:
+            draft_model = args.draft_model
+            if draft_model == STRANGER:
+                target = model_section(args)["name"]
+                draft_model = write_stranger(target, args.seed, Path(folder))
+            self.engine: Engine = build_engine(self._config(draft_model))
+            if draft_model:
+                runner: Any = self.engine.core.runner
+                tokenizer = self.engine.intake.tokenizer
+                self._drafting = load_draft_model(self.engine.config, tokenizer, runner)
 
     def measure(self, case: Case) -> dict[str, Any]:
         """The numbers of one case; the rounds take turns in which comes first."""
@@ -95,6 +119,7 @@ class Bench:
             "tok_s": statistics.median(run.rate for run in drafted),
             "acceptance": last.num_accepted / last.num_drafts if last.num_drafts else None,
             "tokens_per_step": last.num_tokens / case.streams / last.num_steps,
+            "off_after_s": last.off_after,
             "is_identical": all(run.outputs == plain[0].outputs for run in (*plain, *drafted)),
         }
 
@@ -111,6 +136,7 @@ class Bench:
         )
         outputs: list[tuple[int, ...]] = []
         num_tokens, num_steps, seconds = 0, 0, 0.0
+        steps: list[tuple[float, bool]] = []
         for first in range(0, self._count(case), case.streams):
             batch: dict[str, list[int]] = {}
             for request in self._requests(case, first):
@@ -118,8 +144,12 @@ class Bench:
                 batch[request.request_id] = []
             begin = 0.0
             while core.has_work():
+                drafts = core.stats().num_draft_tokens
                 for output in core.step():
                     batch[output.request_id] += output.new_token_ids
+                had_drafts = core.stats().num_draft_tokens > drafts
+                since = time.perf_counter() - begin if begin else 0.0
+                steps.append((seconds + since, had_drafts))
                 if not begin and all(batch.values()):
                     begin = time.perf_counter()
                     num_tokens -= sum(map(len, batch.values()))
@@ -136,6 +166,7 @@ class Bench:
             num_steps,
             stats.num_draft_tokens,
             stats.num_accepted_tokens,
+            switched_off(steps) if drafter else None,
         )
 
     def _count(self, case: Case) -> int:
@@ -200,9 +231,9 @@ class Bench:
         spec = SpecConfig(enabled=True, method=case.proposer, num_speculative_tokens=case.k)
         return make_proposer(spec)
 
-    def _config(self) -> TinyServeConfig:
+    def _config(self, draft_model: str | None) -> TinyServeConfig:
         args = self.args
-        spec = {"draft_model": args.draft_model} if args.draft_model else {}
+        spec = {"draft_model": draft_model} if draft_model else {}
         return configuration(
             model_section(args),
             max(args.streams),
