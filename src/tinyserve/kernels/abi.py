@@ -76,6 +76,7 @@ class StepStruct(c.Structure):
         ("num_tokens", c.c_int32),
         ("num_seqs", c.c_int32),
         ("num_logits", c.c_int32),
+        ("cascade", c.c_int32),
         ("token_ids", c.c_void_p),
         ("positions", c.c_void_p),
         ("slots", c.c_void_p),
@@ -168,6 +169,8 @@ def load_library() -> c.CDLL:
     ]
     library.ts_program_run.argtypes = [c.c_void_p, c.POINTER(StepStruct)]
     library.ts_program_free.argtypes = [c.c_void_p]
+    library.ts_program_keys_read.restype = c.c_int64
+    library.ts_program_keys_read.argtypes = [c.c_void_p]
     library.ts_sample.argtypes = [
         *(
             c.c_char_p,

@@ -188,7 +188,11 @@ class Recorder:
 
 
 class Program:
-    """A recorded forward function; `run` is one native call."""
+    """A recorded forward function; `run` is one native call.
+
+    `cascade` False computes the attention of each sequence by itself, for measurements and tests:
+    the same bits.
+    """
 
     def __init__(
         self,
@@ -202,6 +206,7 @@ class Program:
     ) -> None:
         self.output = output
         self.nbytes = recorder.nbytes
+        self.cascade = True
         self._recorder = recorder
         self._kv = kv
         self._logits = bool(recorder.ops and recorder.ops[0].rows)
@@ -221,6 +226,7 @@ class Program:
             len(batch.token_ids),
             len(batch.seq_starts) - 1,
             len(batch.logit_rows),
+            int(self.cascade),
             address(batch.token_ids),
             address(batch.positions),
             address(batch.slots),
@@ -233,6 +239,13 @@ class Program:
         assert rows <= len(self.output.data), "more rows than the program was compiled for"
         self._library.ts_program_run(self._handle, step)
         return self.output.data[:rows, : self.output.width]
+
+    @property
+    def keys_read(self) -> int:
+        """Keys that the last step's attention has read, for one layer and kv head: those that
+        several sequences share count once for each tile of query rows.
+        """
+        return int(self._library.ts_program_keys_read(self._handle))
 
 
 def _heads(a: AttentionSpec) -> dict[str, int]:

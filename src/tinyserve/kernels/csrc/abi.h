@@ -54,6 +54,7 @@ struct KVCache {
 // block_ids[block_starts[s]] ...
 struct Step {
   int32_t num_tokens, num_seqs, num_logits;
+  int32_t cascade;  // 1: sequences that begin with the same blocks attend to them together; the same bits
   const int32_t *token_ids, *positions, *slots;
   const int32_t *seq_starts, *block_ids, *block_starts;
   const int32_t* logit_rows;

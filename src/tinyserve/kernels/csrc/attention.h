@@ -3,6 +3,9 @@
 // A query's keys are cut into partitions of 256, anchored at position 0. A partition yields (max, sum, weighted values);
 // partitions are folded in ascending order. A row's result depends on its own position and keys alone: never on the
 // tile it shares, on who computed a partition, or on what lies in slots beyond its position.
+//
+// So rows of several sequences may share a tile as far as their keys lie in the same blocks (a cascade): every score has
+// a lane of its own, and a sum over keys that stops where sharing ends goes on from there over the sequence's own keys.
 #pragma once
 #include "abi.h"
 #include "elementwise.h"
@@ -14,6 +17,7 @@ namespace {
 
 constexpr int PARTITION = 256;
 constexpr int TILE_ROWS = 24;   // query rows (heads of a group x tokens) that share one pass over keys
+constexpr int QUAD = 4;         // tiles of 16 keys that all rows of a tile meet before the next: they stay in L1
 
 // Scratch for one tile of 16 positions, where blocks are smaller: scales, keys, values.
 TS_INLINE int64_t gather_tile_bytes(int dp) { return 4 * (2 * LANES + 2 * int64_t(LANES) * dp); }
@@ -23,7 +27,7 @@ struct Partial {
   float max, sum;
 };
 
-// The keys and values of one sequence, kv head and partition, 16 positions at a time.
+// The keys and values of one kv head and partition, in tiles of 16 positions: tile 0 begins at `origin`.
 template <int FORMAT>
 class KeyValues {
  public:
@@ -36,15 +40,27 @@ class KeyValues {
     const float *k_scale, *v_scale;
   };
 
-  KeyValues(const Op& op, const KVCache& kv, const int32_t* blocks, int head, uint8_t* scratch)
-      : kv_(kv), blocks_(blocks), layer_(op.layer), head_(head), d_(op.head_dim), scratch_(scratch) {}
+  KeyValues(const Op& op, const KVCache& kv, int head, uint8_t* scratch)
+      : kv_(kv), layer_(op.layer), head_(head), d_(op.head_dim), scratch_(scratch) {}
 
-  // Find positions begin .. end - 1 (begin a multiple of 16): tile i holds begin + 16 i ...
-  void open(int begin, int end) {
-    int i = 0;
-    for (int p = begin; p < end; p += LANES, ++i) tiles_[i] = kv_.block_size >= LANES ? direct(p) : gathered(p, end, i);
+  // Look up positions begin .. end - 1 (begin a multiple of 16) in a sequence's blocks; other tiles stay as they are.
+  void open(const int32_t* blocks, int origin, int begin, int end) {
+    for (int p = begin; p < end; p += LANES) {
+      const int i = (p - origin) / LANES;
+      tiles_[i] = kv_.block_size >= LANES ? direct(blocks, p) : gathered(blocks, p, end, i);
+    }
   }
   TS_INLINE const Tile& tile(int i) const { return tiles_[i]; }
+
+  // Ask for the keys or values of tiles first .. last - 1. A tile is contiguous, the next one lies elsewhere: the
+  // processor does not guess it.
+  TS_INLINE void fetch_keys(int first, int last) const {
+    for (int i = first; i < last; ++i)
+      if (tiles_[i].k_stride == LANES) fetch(tiles_[i].k);
+  }
+  TS_INLINE void fetch_values(int first, int last) const {
+    for (int i = first; i < last; ++i) fetch(tiles_[i].v);
+  }
 
   static TS_INLINE vf widen(const T* p) {
     if constexpr (FORMAT == F32) return load(p);
@@ -54,21 +70,26 @@ class KeyValues {
   }
 
  private:
-  Tile direct(int p) const {
+  TS_INLINE void fetch(const T* p) const {
+    const int64_t bytes = int64_t(LANES) * padded(d_) * sizeof(T);
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const uint8_t*)p + at, 0, 2);
+  }
+
+  Tile direct(const int32_t* blocks, int p) const {
     const int size = kv_.block_size, slot = p % size;
-    const int64_t unit = kv_unit(kv_, layer_, head_, blocks_[p / size]);
+    const int64_t unit = kv_unit(kv_, layer_, head_, blocks[p / size]);
     return {(const T*)kv_.k + unit * d_ * size + slot, size, (const T*)kv_.v + (unit * size + slot) * padded(d_),
             kv_.k_scale + unit * size + slot, kv_.v_scale + unit * size + slot};
   }
 
   // Blocks under 16 slots are copied together.
-  Tile gathered(int p, int end, int i) const {
+  Tile gathered(const int32_t* blocks, int p, int end, int i) const {
     const int size = kv_.block_size, dp = padded(d_);
     float* scales = (float*)(scratch_ + i * gather_tile_bytes(dp));
     T* k = (T*)(scales + 2 * LANES);
     T* v = k + LANES * dp;
     for (int j = 0; j < LANES && p + j < end; ++j) {
-      const int64_t unit = kv_unit(kv_, layer_, head_, blocks_[(p + j) / size]);
+      const int64_t unit = kv_unit(kv_, layer_, head_, blocks[(p + j) / size]);
       const int slot = (p + j) % size;
       for (int f = 0; f < d_; ++f) k[f * LANES + j] = ((const T*)kv_.k)[(unit * d_ + f) * size + slot];
       memcpy(v + j * dp, (const T*)kv_.v + (unit * size + slot) * dp, dp * sizeof(T));
@@ -81,16 +102,37 @@ class KeyValues {
   }
 
   const KVCache& kv_;
-  const int32_t* blocks_;
   int layer_, head_, d_;
   uint8_t* scratch_;
   Tile tiles_[PARTITION / LANES];
 };
 
-// Query rows of a tile: each row's query, and the keys it may see, [lo, hi).
+// A query row of a tile: the keys it may see, [lo, hi), and where its result goes.
 struct QueryRow {
   const float* q;
   int lo, hi;
+  float* out;
+};
+
+// Rows begin .. end - 1 of a tile, all of one sequence: where its keys lie.
+struct RowSpan {
+  const int32_t* blocks;
+  int begin, end;
+};
+
+struct RowTile {
+  QueryRow rows[TILE_ROWS];
+  RowSpan spans[TILE_ROWS];
+  int num_rows = 0, num_spans = 0;
+
+  // The keys that some of rows begin .. end - 1 see.
+  void reach(int begin, int end, int& lo, int& hi) const {
+    lo = INT32_MAX, hi = 0;
+    for (int r = begin; r < end; ++r) {
+      lo = rows[r].lo < lo ? rows[r].lo : lo;
+      hi = rows[r].hi > hi ? rows[r].hi : hi;
+    }
+  }
 };
 
 // scores[r][16 j ..] for R rows against N tiles of 16 keys: one accumulator lane per key, features ascending.
@@ -112,15 +154,15 @@ TS_INLINE void score_tiles(const KeyValues<FORMAT>& kv, int first, const QueryRo
     }
 }
 
-// values[r][16 c ..] = sum over keys of p[r][key] * V[key][16 c ..] for N runs of 16 features, keys ascending; each row
-// meets exactly the keys it may see.
+// values[r][c ..] += sum over keys of p[r][key] * V[key][c ..] for N runs of 16 features, keys ascending from where the sum
+// stopped; each row meets exactly the keys it may see. Tile `first` begins at position `begin`.
 template <int FORMAT, int R, int N>
-TS_INLINE void value_tiles(const KeyValues<FORMAT>& kv, const QueryRow* rows, int begin, int end, const float* p, int dp, int c,
-                           float* values) {
+TS_INLINE void value_tiles(const KeyValues<FORMAT>& kv, int first, const QueryRow* rows, int begin, int end, const float* p, int dp,
+                           int c, float* values) {
   vf acc[R][N];
   for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) acc[r][n] = zero();
-  for (int key = begin, i = 0; key < end; key += LANES, ++i) {
+    for (int n = 0; n < N; ++n) acc[r][n] = load(values + r * dp + c + n * LANES);
+  for (int key = begin, i = first; key < end; key += LANES, ++i) {
     const auto* v = kv.tile(i).v + c;
     bool all = true;
     for (int r = 0; r < R; ++r) all = all && rows[r].lo <= key && key + LANES <= rows[r].hi;
@@ -128,14 +170,16 @@ TS_INLINE void value_tiles(const KeyValues<FORMAT>& kv, const QueryRow* rows, in
       for (int j = 0; j < LANES; ++j)
         for (int n = 0; n < N; ++n) {
           const vf x = KeyValues<FORMAT>::widen(v + j * dp + n * LANES);
-          for (int r = 0; r < R; ++r) acc[r][n] = fma(set1(p[r * PARTITION + i * LANES + j]), x, acc[r][n]);
+          const float* weights = p + i * LANES + j;
+          asm("" : "+r"(weights));  // read again for each n: kept in registers, they would push sums out of them
+          for (int r = 0; r < R; ++r) acc[r][n] = fma(set1(weights[r * PARTITION]), x, acc[r][n]);
         }
       continue;
     }
     for (int r = 0; r < R; ++r) {
-      const int first = rows[r].lo > key ? rows[r].lo - key : 0;
-      const int last = rows[r].hi - key < LANES ? rows[r].hi - key : LANES;
-      for (int j = first; j < last; ++j)
+      const int from = rows[r].lo > key ? rows[r].lo - key : 0;
+      const int to = rows[r].hi - key < LANES ? rows[r].hi - key : LANES;
+      for (int j = from; j < to; ++j)
         for (int n = 0; n < N; ++n)
           acc[r][n] = fma(set1(p[r * PARTITION + i * LANES + j]), KeyValues<FORMAT>::widen(v + j * dp + n * LANES), acc[r][n]);
     }
@@ -147,22 +191,21 @@ TS_INLINE void value_tiles(const KeyValues<FORMAT>& kv, const QueryRow* rows, in
 // Call f(R, N)(first row, first step) so that R rows x N steps cover rows x steps, about six registers of sixteen lanes at
 // a time: few rows take several steps at once, to have enough independent sums in flight.
 template <int R, class F>
-TS_INLINE void cover_steps(int row, int steps, F&& f) {
+TS_INLINE void cover_steps(int row, int begin, int end, F&& f) {
   constexpr int N = R == 1 ? 4 : R <= 3 ? 2 : 1;
-  int step = 0;
-  for (; steps - step >= N; step += N) f(std::integral_constant<int, R>(), std::integral_constant<int, N>(), row, step);
-  for (; step < steps; ++step) f(std::integral_constant<int, R>(), std::integral_constant<int, 1>(), row, step);
+  int step = begin;
+  for (; end - step >= N; step += N) f(std::integral_constant<int, R>(), std::integral_constant<int, N>(), row, step);
+  for (; step < end; ++step) f(std::integral_constant<int, R>(), std::integral_constant<int, 1>(), row, step);
 }
 template <class F>
-TS_INLINE void cover(int rows, int steps, F&& f) {
-  int r = 0;
-  for (; rows - r >= 6; r += 6) cover_steps<6>(r, steps, f);
-  switch (rows - r) {
-    case 5: return cover_steps<5>(r, steps, f);
-    case 4: return cover_steps<4>(r, steps, f);
-    case 3: return cover_steps<3>(r, steps, f);
-    case 2: return cover_steps<2>(r, steps, f);
-    case 1: return cover_steps<1>(r, steps, f);
+TS_INLINE void cover(int row, int last_row, int begin, int end, F&& f) {
+  for (; last_row - row >= 6; row += 6) cover_steps<6>(row, begin, end, f);
+  switch (last_row - row) {
+    case 5: return cover_steps<5>(row, begin, end, f);
+    case 4: return cover_steps<4>(row, begin, end, f);
+    case 3: return cover_steps<3>(row, begin, end, f);
+    case 2: return cover_steps<2>(row, begin, end, f);
+    case 1: return cover_steps<1>(row, begin, end, f);
     default: return;
   }
 }
@@ -191,33 +234,90 @@ inline Partial weigh(const KeyValues<FORMAT>& kv, float* s, int from, int to) {
   return {biggest, sum_lanes(sum)};
 }
 
-// One partition for a tile of rows: partial[r] and values[r][padded head_dim]. A row that sees no key of it gets sum 0.
+// One partition for a tile of rows: partial[r] and values[r][padded head_dim]. A row that sees no key of it gets sum 0 and
+// max -inf. Keys before `shared` lie in the same blocks for all rows.
 template <int FORMAT>
-inline void run_partition(KeyValues<FORMAT>& kv, const QueryRow* rows, int num_rows, int partition, int d, float* scores,
-                          Partial* partial, float* values) {
-  const int dp = padded(d);
-  int lo = rows[0].lo, hi = rows[0].hi;
-  for (int r = 1; r < num_rows; ++r) {
-    lo = rows[r].lo < lo ? rows[r].lo : lo;
-    hi = rows[r].hi > hi ? rows[r].hi : hi;
+class PartitionRun {
+ public:
+  PartitionRun(KeyValues<FORMAT>& kv, const RowTile& tile, int partition, int shared, int d, float* scores, Partial* partial, float* values)
+      : kv_(kv), tile_(tile), d_(d), dp_(padded(d)), scores_(scores), partial_(partial), values_(values) {
+    int lo, hi;
+    tile.reach(0, tile.num_rows, lo, hi);
+    const int first = partition * PARTITION, last = first + PARTITION;
+    origin_ = lo > first ? lo / LANES * LANES : first;
+    end_ = hi < last ? hi : last;
+    if (end_ < origin_) end_ = origin_;  // windows that begin after this partition
+    fork_ = tile.num_spans == 1 || shared > end_ ? end_ : shared > origin_ ? shared : origin_;
   }
-  const int first = partition * PARTITION;
-  const int begin = lo > first ? lo / LANES * LANES : first;
-  const int end = hi < first + PARTITION ? hi : first + PARTITION;
-  kv.open(begin, end);
-  const int steps = end > begin ? (end - begin + LANES - 1) / LANES : 0;
-  cover(num_rows, steps, [&](auto R, auto N, int r, int step) {
-    score_tiles<FORMAT, decltype(R)::value, decltype(N)::value>(kv, step, rows + r, d, scores + r * PARTITION);
-  });
-  for (int r = 0; r < num_rows; ++r) {
-    const int from = (rows[r].lo > begin ? rows[r].lo : begin) - begin, to = (rows[r].hi < end ? rows[r].hi : end) - begin;
-    partial[r] = weigh(kv, scores + r * PARTITION, from, to);
+
+  void run() {
+    kv_.open(tile_.spans[0].blocks, origin_, origin_, fork_);
+    score(0, tile_.num_rows, origin_, fork_);
+    for (int s = 0; s < tile_.num_spans; ++s) {
+      const RowSpan& span = tile_.spans[s];
+      const int end = open_own(span);
+      score(span.begin, span.end, fork_, end);
+      for (int r = span.begin; r < span.end; ++r) {
+        const QueryRow& row = tile_.rows[r];
+        const int from = row.lo > origin_ ? row.lo : origin_, to = row.hi < end_ ? row.hi : end_;
+        partial_[r] = weigh(kv_, scores_ + r * PARTITION, from - origin_, to - origin_);
+      }
+    }
+    memset(values_, 0, tile_.num_rows * dp_ * sizeof(float));
+    sum_values(0, tile_.num_rows, origin_, fork_);
+    for (int s = 0; s < tile_.num_spans; ++s) {
+      const RowSpan& span = tile_.spans[s];
+      sum_values(span.begin, span.end, fork_, open_own(span));
+    }
   }
-  cover(num_rows, dp / LANES, [&](auto R, auto N, int r, int step) {
-    value_tiles<FORMAT, decltype(R)::value, decltype(N)::value>(kv, rows + r, begin, end, scores + r * PARTITION, dp, step * LANES,
-                                                                values + r * dp);
-  });
-}
+
+ private:
+  // The keys that a sequence has to itself; returns their end.
+  int open_own(const RowSpan& span) {
+    if (fork_ >= end_) return fork_;
+    int lo, hi;
+    tile_.reach(span.begin, span.end, lo, hi);
+    const int end = hi < end_ ? hi : end_;
+    kv_.open(span.blocks, origin_, fork_, end);
+    return end;
+  }
+
+  // Four tiles of keys at a time for all the rows; what comes next is asked for meanwhile.
+  void score(int row, int last_row, int begin, int end) {
+    const int last = tile_of(end + LANES - 1);
+    for (int i = tile_of(begin); i < last; i += QUAD) {
+      const int next = i + QUAD < last ? i + QUAD : last;
+      kv_.fetch_keys(next, next + QUAD < last ? next + QUAD : last);
+      kv_.fetch_values(i, next);
+      cover(row, last_row, i, next, [&](auto R, auto N, int r, int step) {
+        score_tiles<FORMAT, decltype(R)::value, decltype(N)::value>(kv_, step, tile_.rows + r, d_, scores_ + r * PARTITION);
+      });
+    }
+  }
+
+  // Many rows meet a few tiles of values at a time; few rows need not return to any.
+  void sum_values(int row, int last_row, int begin, int end) {
+    const int step = last_row - row > 6 ? QUAD * LANES : PARTITION;
+    for (int key = begin; key < end; key += step) {
+      const int stop = key + step < end ? key + step : end;
+      cover(row, last_row, 0, dp_ / LANES, [&](auto R, auto N, int r, int step) {
+        value_tiles<FORMAT, decltype(R)::value, decltype(N)::value>(kv_, tile_of(key), tile_.rows + r, key, stop, scores_ + r * PARTITION,
+                                                                    dp_, step * LANES, values_ + r * dp_);
+      });
+    }
+  }
+
+  int tile_of(int position) const { return (position - origin_) / LANES; }
+
+  KeyValues<FORMAT>& kv_;
+  const RowTile& tile_;
+  int d_, dp_;
+  float* scores_;
+  Partial* partial_;
+  float* values_;
+  int origin_, end_;
+  int fork_;  // where the sequences' blocks part: shared keys before it, a sequence's own from here
+};
 
 // total <- total folded with one more partition of higher positions.
 inline void fold(Partial& total, float* total_values, const Partial& next, const float* values, int dp) {

@@ -83,72 +83,87 @@ AttentionScratch attention_scratch(uint8_t* scratch, int dp) {
   return {scores, values, total, (uint8_t*)(total + TILE_ROWS * dp)};
 }
 
-// A tile's rows: token-major, the heads of the group side by side.
-int tile_rows(const Op& op, const Run& run, int first_row, int tokens, int kv_head, int row_begin, QueryRow* rows) {
-  const int group = op.num_heads / op.num_kv_heads;
-  const int count = std::min(TILE_ROWS, tokens * group - row_begin);
-  for (int i = 0; i < count; ++i) {
-    const int token = first_row + (row_begin + i) / group, head = kv_head * group + (row_begin + i) % group;
-    const int position = run.step->positions[token];
-    rows[i] = {op.in.data + token * op.in.stride + head * op.head_dim,
-               op.window > 0 && position + 1 > op.window ? position + 1 - op.window : 0, position + 1};
-  }
-  return count;
+// Where the partials of a run of rows lie for one partition and kv head: [rows][padded head_dim + 2], max and sum first.
+TS_INLINE float* partials_of(const Op& op, const Run& run, const RowRun& rows, int partition, int kv_head) {
+  const int64_t count = rows.tokens * (op.num_heads / op.num_kv_heads);
+  return run.plan->partials.data() +
+         ((rows.slot + partition * count) * op.num_kv_heads + kv_head * count) * (padded(op.head_dim) + 2);
 }
 
-TS_INLINE float* out_row(const Op& op, int first_row, int kv_head, int row) {
+TS_INLINE float* out_row(const Op& op, int token, int head) { return op.out.data + token * op.out.stride + head * op.head_dim; }
+
+// Add rows first, first + 1, ... of a run to a tile, as many as fit: token-major, the heads of the group side by side.
+void add_rows(const Op& op, const Run& run, const RowRun& from, int first, int kv_head, int partition, RowTile& tile) {
   const int group = op.num_heads / op.num_kv_heads;
-  return op.out.data + (first_row + row / group) * op.out.stride + (kv_head * group + row % group) * op.head_dim;
+  const int count = std::min(TILE_ROWS - tile.num_rows, from.tokens * group - first);
+  const int32_t* blocks = run.step->block_ids + run.step->block_starts[from.seq];
+  tile.spans[tile.num_spans++] = {blocks, tile.num_rows, tile.num_rows + count};
+  for (int i = first; i < first + count; ++i) {
+    const int token = from.first_row + i / group, head = kv_head * group + i % group;
+    const int position = run.step->positions[token];
+    const int lo = op.window > 0 && position + 1 > op.window ? position + 1 - op.window : 0;
+    float* out = partition < 0 ? out_row(op, token, head)
+                               : partials_of(op, run, from, partition, kv_head) + int64_t(i) * (padded(op.head_dim) + 2);
+    tile.rows[tile.num_rows++] = {op.in.data + token * op.in.stride + head * op.head_dim, lo, position + 1, out};
+  }
+}
+
+// One partition of a tile, kept for `merge`.
+template <int FORMAT>
+void keep_partition(KeyValues<FORMAT>& kv, const RowTile& tile, const AttentionTask& t, int d, const AttentionScratch& s) {
+  Partial partial[TILE_ROWS];
+  PartitionRun<FORMAT>(kv, tile, t.partition, t.shared, d, s.scores, partial, s.values).run();
+  for (int r = 0; r < tile.num_rows; ++r) {
+    float* keep = tile.rows[r].out;
+    keep[0] = partial[r].max, keep[1] = partial[r].sum;
+    memcpy(keep + 2, s.values + r * padded(d), padded(d) * sizeof(float));
+  }
+}
+
+// All partitions of a tile, folded as they come.
+template <int FORMAT>
+void fold_partitions(KeyValues<FORMAT>& kv, const RowTile& tile, int d, const AttentionScratch& s) {
+  const int dp = padded(d);
+  Partial partial[TILE_ROWS], total[TILE_ROWS];
+  for (int r = 0; r < tile.num_rows; ++r) total[r] = {-INFINITY, 0.0f};
+  memset(s.total, 0, tile.num_rows * dp * sizeof(float));
+  int lo, hi;
+  tile.reach(0, tile.num_rows, lo, hi);
+  for (int partition = lo / PARTITION; partition * PARTITION < hi; ++partition) {
+    PartitionRun<FORMAT>(kv, tile, partition, 0, d, s.scores, partial, s.values).run();
+    for (int r = 0; r < tile.num_rows; ++r) fold(total[r], s.total + r * dp, partial[r], s.values + r * dp, dp);
+  }
+  for (int r = 0; r < tile.num_rows; ++r) write_row(total[r], s.total + r * dp, d, tile.rows[r].out);
 }
 
 template <int FORMAT>
 void attend(const Op& op, const Run& run, int task, uint8_t* scratch) {
   const AttentionTask& t = run.plan->tasks[task / op.num_kv_heads];
-  const int kv_head = task % op.num_kv_heads, d = op.head_dim, dp = padded(d);
-  const AttentionScratch s = attention_scratch(scratch, dp);
-  KeyValues<FORMAT> kv(op, *run.kv, run.step->block_ids + run.step->block_starts[t.seq], kv_head, s.gather);
-  const int all_rows = t.tokens * (op.num_heads / op.num_kv_heads);
-  QueryRow rows[TILE_ROWS];
-  Partial partial[TILE_ROWS], total[TILE_ROWS];
-  for (int begin = 0; begin < all_rows; begin += TILE_ROWS) {
-    const int count = tile_rows(op, run, t.first_row, t.tokens, kv_head, begin, rows);
-    if (t.partition >= 0) {  // keep the partials: a later stage folds them
-      float* keep = run.plan->partials.data() + (t.slot * op.num_kv_heads + kv_head * all_rows + begin) * (dp + 2);
-      run_partition(kv, rows, count, t.partition, d, s.scores, partial, s.values);
-      for (int r = 0; r < count; ++r, keep += dp + 2) {
-        keep[0] = partial[r].max, keep[1] = partial[r].sum;
-        memcpy(keep + 2, s.values + r * dp, dp * sizeof(float));
-      }
-      continue;
-    }
-    int lo = rows[0].lo, hi = rows[0].hi;
-    for (int r = 0; r < count; ++r) {
-      total[r] = {-INFINITY, 0.0f};
-      lo = std::min(lo, rows[r].lo), hi = std::max(hi, rows[r].hi);
-    }
-    memset(s.total, 0, count * dp * sizeof(float));
-    for (int partition = lo / PARTITION; partition * PARTITION < hi; ++partition) {
-      run_partition(kv, rows, count, partition, d, s.scores, partial, s.values);
-      for (int r = 0; r < count; ++r) fold(total[r], s.total + r * dp, partial[r], s.values + r * dp, dp);
-    }
-    for (int r = 0; r < count; ++r) write_row(total[r], s.total + r * dp, d, out_row(op, t.first_row, kv_head, begin + r));
+  const int kv_head = task % op.num_kv_heads, d = op.head_dim;
+  const RowRun* runs = run.plan->runs.data() + t.first_run;
+  const AttentionScratch s = attention_scratch(scratch, padded(d));
+  KeyValues<FORMAT> kv(op, *run.kv, kv_head, s.gather);
+  const int rows = runs[0].tokens * (op.num_heads / op.num_kv_heads);
+  for (int first = 0; first < rows; first += TILE_ROWS) {  // several runs share a tile only if they fit into one
+    RowTile tile;
+    for (int i = 0; i < t.num_runs; ++i) add_rows(op, run, runs[i], first, kv_head, t.partition, tile);
+    if (t.partition >= 0) keep_partition(kv, tile, t, d, s);
+    else fold_partitions(kv, tile, d, s);
   }
 }
 
 void merge(const Op& op, const Run& run, int task, uint8_t* scratch) {
-  const MergeTask& t = run.plan->merges[task / op.num_kv_heads];
-  const int kv_head = task % op.num_kv_heads, dp = padded(op.head_dim);
-  const int rows = t.tokens * (op.num_heads / op.num_kv_heads);
+  const RowRun& rows = run.plan->runs[run.plan->merges[task / op.num_kv_heads]];
+  const int kv_head = task % op.num_kv_heads, dp = padded(op.head_dim), group = op.num_heads / op.num_kv_heads;
   float* values = (float*)scratch;
-  for (int r = 0; r < rows; ++r) {
+  for (int r = 0; r < rows.tokens * group; ++r) {
     Partial total = {-INFINITY, 0.0f};
     memset(values, 0, dp * sizeof(float));
-    for (int p = 0; p < t.partitions; ++p) {
-      const float* kept = run.plan->partials.data() +
-                          ((t.slot + int64_t(p) * rows) * op.num_kv_heads + kv_head * rows + r) * (dp + 2);
+    for (int p = 0; p < rows.partitions; ++p) {
+      const float* kept = partials_of(op, run, rows, p, kv_head) + int64_t(r) * (dp + 2);
       fold(total, values, {kept[0], kept[1]}, kept + 2, dp);
     }
-    write_row(total, values, op.head_dim, out_row(op, t.first_row, kv_head, r));
+    write_row(total, values, op.head_dim, out_row(op, rows.first_row + r / group, kv_head * group + r % group));
   }
 }
 

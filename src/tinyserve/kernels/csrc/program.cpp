@@ -5,6 +5,7 @@
 #include <new>
 #include <string>
 
+#include "attention_plan.h"
 #include "pool.h"
 #include "tasks.h"
 
@@ -121,6 +122,8 @@ class Program : public Job {
     run_job(*this, threads_);
   }
 
+  int64_t keys_read() const { return plan_.keys_read; }
+
   int num_stages() const override { return static_cast<int>(stages_.size()); }
   int num_tasks(int stage) const override { return stages_[stage].tasks; }
   void run(int stage, int task, int thread) override {
@@ -145,32 +148,15 @@ class Program : public Job {
     }
   }
 
-  // Short sequences of queries (decodes, verifications) over long contexts run their partitions side by side;
-  // prefill chunks are cut into tiles of tokens, each folding its partitions as it goes.
   void plan_attention(const Step& step) {
-    plan_.tasks.clear();
-    plan_.merges.clear();
-    const Op* attention = nullptr;
-    for (const Op& op : ops_)
-      if (op.kind == ATTENTION) attention = &op;
-    if (!attention) return;
-    const int group = attention->num_heads / attention->num_kv_heads;
-    const int tile_tokens = std::max(1, SPLIT_MAX_ROWS / group);
-    int64_t slot = 0;
-    for (int seq = 0; seq < step.num_seqs; ++seq) {
-      const int first = step.seq_starts[seq], tokens = step.seq_starts[seq + 1] - first;
-      if (tokens == 0) continue;
-      const int partitions = ceil_div(step.positions[first + tokens - 1] + 1, KEY_PARTITION);
-      if (partitions > 1 && tokens <= tile_tokens) {
-        plan_.merges.push_back({first, tokens, partitions, slot});
-        for (int p = 0; p < partitions; ++p, slot += tokens * group) plan_.tasks.push_back({seq, first, tokens, p, slot});
-        continue;
-      }
-      for (int t = (tokens - 1) / tile_tokens * tile_tokens; t >= 0; t -= tile_tokens)  // longest first
-        plan_.tasks.push_back({seq, first + t, std::min(tile_tokens, tokens - t), -1, 0});
+    for (const Op& op : ops_) {
+      if (op.kind != ATTENTION) continue;
+      AttentionPlanner planner(op, kv_, step, plan_);
+      planner.make();
+      const size_t floats = planner.num_slots() * op.num_kv_heads * (padded16(op.head_dim) + 2);
+      if (plan_.partials.size() < floats) plan_.partials.resize(floats);
+      return;  // every layer's is the same
     }
-    const size_t floats = slot * attention->num_kv_heads * (padded16(attention->head_dim) + 2);
-    if (plan_.partials.size() < floats) plan_.partials.resize(floats);
   }
 
   std::vector<Op> ops_;
@@ -267,6 +253,8 @@ TS_API void* ts_program_create(const Op* ops, int num_ops, const KVCache* kv, in
   }
 }
 TS_API void ts_program_run(void* program, const Step* step) { static_cast<Program*>(program)->execute(*step); }
+// The keys that the last step's attention has read, for one layer and kv head; shared ones that were read once count once.
+TS_API int64_t ts_program_keys_read(void* program) { return static_cast<Program*>(program)->keys_read(); }
 TS_API void ts_program_free(void* program) { delete static_cast<Program*>(program); }
 
 // Sample `num_rows` rows; returns 0, or -1 when the variant is unknown.

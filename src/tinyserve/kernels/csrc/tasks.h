@@ -34,20 +34,25 @@ struct LinearGrid {
 // Row-wise operations: a few rows a task, so that small steps stay on one thread and large ones spread.
 inline int rows_per_task(int rows) { return rows <= 4 ? 4 : 8; }
 
-// Attention tasks of a step, the same for every layer: one entry per (tile of query tokens, partition).
-struct AttentionTask {
+// Query rows of one sequence, and where the partials of its partitions lie: `slot` counts rows of a kv head.
+struct RowRun {
   int seq, first_row, tokens;
-  int partition;        // -1: all partitions, folded on the spot
-  int64_t slot;         // where this task's partials lie, in units of (rows x (padded head_dim + 2)) per kv head
-};
-struct MergeTask {
-  int first_row, tokens, partitions;
+  int partitions;
   int64_t slot;
 };
+
+// Attention tasks of a step, the same for every layer and kv head (attention_plan.h makes them).
+struct AttentionTask {
+  int first_run, num_runs;  // several: sequences that have blocks in common
+  int partition;            // -1: all partitions, folded on the spot
+  int shared;               // keys before this position lie in the same blocks for all the runs
+};
 struct AttentionPlan {
+  std::vector<RowRun> runs;
   std::vector<AttentionTask> tasks;
-  std::vector<MergeTask> merges;
+  std::vector<int> merges;      // runs whose partitions are computed apart
   std::vector<float> partials;  // [slot][kv_head][rows][padded head_dim + 2]
+  int64_t keys_read = 0;        // by all tasks, for one layer and kv head
 };
 
 // Everything a task may touch besides its operation.
