@@ -19,7 +19,6 @@ from tinyserve.kernels.ops import I32, Array, Draw, Drawn, KVSlabs, Ops
 from tinyserve.kernels.packing import interleave_panels, interleave_vector, pack
 from tinyserve.kernels.recorder import NativeLinear, Program, Recorder
 
-
 _RESULT = np.dtype(SampleResultStruct)
 
 

@@ -56,12 +56,19 @@ def aligned_bytes(size: int, *, huge: bool = True) -> NDArray[np.uint8]:
         raw = np.zeros(size + 64, dtype=np.uint8)
         start = -raw.ctypes.data % 64
         return raw[start : start + size]
-    area = mmap.mmap(-1, size + HUGE_PAGE)
+    area = _private(size + HUGE_PAGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         area.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
     raw = np.frombuffer(area, dtype=np.uint8)
     start = -raw.ctypes.data % HUGE_PAGE
     return raw[start : start + size]
+
+
+def _private(size: int) -> mmap.mmap:
+    """Anonymous memory of this process alone: what is shared, Python's default, gets no huge pages."""
+    if hasattr(mmap, "MAP_PRIVATE"):
+        return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return mmap.mmap(-1, size)
 
 
 def pack(weight: Weight) -> PackedWeight:
