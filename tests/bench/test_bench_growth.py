@@ -32,15 +32,16 @@ def test_steps_and_memory_of_a_small_model(tmp_path: Path) -> None:
     out = tmp_path / "growth.json"
     growth.main(
         [
-            *("--size", "tiny", "--parts", "steps,memory", "--streams", "1,3", "--steps", "3"),
-            *("--contexts", "16,32", "--long-streams", "1", "--repeat", "1"),
+            *("--size", "tiny", "--parts", "steps,rows,memory", "--streams", "1,3", "--steps", "3"),
+            *("--contexts", "16,32", "--long-streams", "1", "--repeat", "1", "--rows", "1,3"),
             *("--num-requests", "40", "--out", str(out)),
         ]
     )
     result = json.loads(out.read_text())
     assert str(tmp_path) not in out.read_text()
     assert [(x["streams"], x["context"]) for x in result["steps"]] == [(1, 16), (3, 16), (1, 32)]
-    assert all(line["ms"] > 0 for line in result["steps"])
+    assert [(x["rows"], x["context"]) for x in result["rows"]] == [(1, 16), (3, 16)]
+    assert all(line["ms"] > 0 for line in result["steps"] + result["rows"])
     samples = result["memory"]["samples"]
     assert [done for done, _ in samples] == list(range(41))
     assert samples[-1][1] > 10

@@ -4,6 +4,7 @@
 
     steps     the time of a decode step over numbers of streams and lengths of context, the whole
               engine without HTTP; medians of several steps, in rounds that take turns
+    rows      the time of a step that checks drafts: rows of one stream, each with its logits
     memory    a server's resident memory over many requests, prompts and answers short
     start     from the command to the first healthy answer of `/health`, model on disk; and the
               memory of an engine that has served, against its packed weights and touched KV-cache
@@ -32,6 +33,7 @@ from tinyserve.bench.common import (
 from tinyserve.bench.growth_process import memory_over_requests, resident, start_times
 from tinyserve.bench.offline_cases import configuration, token_ids
 from tinyserve.bench.peer_engines import Tinyserve
+from tinyserve.bench.simulate import StepTimer
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine, build_engine
 from tinyserve.engine.core import EngineCore
@@ -40,7 +42,7 @@ from tinyserve.engine.sampling import SamplingParams
 from tinyserve.kernels.threads import default_threads
 
 MODULE = "growth"
-PARTS = ("steps", "memory", "start")
+PARTS = ("steps", "rows", "memory", "start")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -53,10 +55,13 @@ def main(argv: list[str] | None = None) -> None:
     ours = Tinyserve(section["name"], section["quantization"], args.threads or default_threads()[0])
     result: dict[str, Any] = {"command": command(MODULE, args, parser), "machine": machine()}
     result["model"] = section["name"]
-    if "steps" in wanted:
+    if {"steps", "rows"} & set(wanted):
         engine = build_engine(_configuration(args))
         result["model"] = engine.model_name
-        result["steps"] = steps(engine, args)
+        if "steps" in wanted:
+            result["steps"] = steps(engine, args)
+        if "rows" in wanted:
+            result["rows"] = rows(engine, args)
     if "memory" in wanted:
         result["memory"] = memory_over_requests(ours, args.num_requests, args.seed)
     if "start" in wanted:
@@ -77,6 +82,7 @@ def options() -> argparse.ArgumentParser:
     add("--streams", type=ints, default=[1, 2, 4, 8, 16, 32, 64])
     add("--contexts", type=ints, default=[64, 256, 1024, 4096], help="tokens before the step")
     add("--long-streams", type=ints, default=[1, 4], help="streams that all contexts are tried at")
+    add("--rows", type=ints, default=[1, 2, 3, 4, 5, 6, 8], help="rows of one stream")
     add("--steps", type=int, default=24, help="steps timed in a round")
     add("--repeat", type=int, default=3, help="rounds; medians are reported")
     add("--num-requests", type=int, default=10000, help="requests of the memory part")
@@ -99,6 +105,20 @@ def steps(engine: Engine, args: argparse.Namespace) -> list[dict[str, Any]]:
     return [
         {"streams": streams, "context": context, "ms": 1e3 * statistics.median(found)}
         for (streams, context), found in rounds.items()
+    ]
+
+
+def rows(engine: Engine, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """One line for each number of rows: the median step of one stream in milliseconds."""
+    timer = StepTimer(engine.core.runner, engine.config.cache.block_size, args.steps)
+    context = min(args.contexts)
+    rounds: dict[int, list[float]] = {count: [] for count in args.rows}
+    for _ in range(args.repeat):
+        for count in args.rows:
+            rounds[count].append(timer.seconds(context, count, count))
+    return [
+        {"rows": count, "context": context, "ms": 1e3 * statistics.median(found)}
+        for count, found in rounds.items()
     ]
 
 
@@ -151,6 +171,8 @@ def report(result: dict[str, Any]) -> str:
     tables = []
     if "steps" in result:
         tables += [steps_table(result["steps"])]
+    if "rows" in result:
+        tables += [rows_table(result["rows"])]
     if "memory" in result:
         tables += [memory_table(result["memory"])]
     if "start" in result:
@@ -169,6 +191,13 @@ def steps_table(lines: list[dict[str, Any]]) -> str:
         for line in lines
     ]
     return table(["streams", "context", "step ms", "to the first", "tok/s"], rows)
+
+
+def rows_table(lines: list[dict[str, Any]]) -> str:
+    """Milliseconds of a step of one stream, and in comparison with the first."""
+    base = lines[0]["ms"]
+    found = [[line["rows"], line["context"], line["ms"], line["ms"] / base] for line in lines]
+    return table(["rows of one stream", "context", "step ms", "to the first"], found)
 
 
 def memory_table(memory: dict[str, Any]) -> str:

@@ -111,6 +111,16 @@ def step_ratio(
     return measure
 
 
+def row_ratio(many: int) -> Callable[[Result], float | None]:
+    """The time of a step of so many rows of one stream over that of one row."""
+
+    def measure(result: Result) -> float | None:
+        at = {line["rows"]: line["ms"] for line in result.get("rows", ())}
+        return at[many] / at[1] if many in at and 1 in at else None
+
+    return measure
+
+
 def float_kernels(result: Result) -> float | None:
     """The least share of the multiply rate, f32 and bf16 layers, 16 rows and more."""
     return min(
@@ -168,6 +178,8 @@ TARGETS = (
     _least("f32, 16 streams: over the best peer", 2.0, F32, over_best("decode 16")),
     _least("f32, 32 streams: over the best peer", 2.0, F32, over_best("decode 32")),
     _most("4 bits: a step of 4 streams over one of 1", 1.25, "growth", step_ratio((4, 64))),
+    _most("4 bits, 1 stream: a step that checks 4 drafts over one without", 1.4, "growth",
+          row_ratio(5)),
     _least("4 bits, prompt of 512: share of the peak", 0.6, Q4, share("prefill 512"), PERCENT),
     _least("int8, prompt of 512: share of the peak", 0.6, Q8, share("prefill 512"), PERCENT),
     _least("f32, prompt of 512: share of the peak", 0.6, F32, share("prefill 512"), PERCENT),

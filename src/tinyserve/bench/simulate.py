@@ -67,7 +67,7 @@ class StepModel:
         cls, runner: Runner, block_size: int, num_blocks: int, repeat: int = 5
     ) -> StepModel:
         """Time the runner on chunks of growing size, and one row after a long context."""
-        timer = _Timer(runner, block_size, repeat)
+        timer = StepTimer(runner, block_size, repeat)
         fits = [size for size in SIZES if -(-size // block_size) <= num_blocks]
         medians = [timer.seconds(0, size) for size in fits]
         draws = min(16, fits[-1])
@@ -94,7 +94,7 @@ class StepModel:
 
 
 @dataclass(frozen=True)
-class _Timer:
+class StepTimer:
     """Times single steps of a runner."""
 
     runner: Runner
