@@ -52,16 +52,6 @@ class KeyValues {
   }
   TS_INLINE const Tile& tile(int i) const { return tiles_[i]; }
 
-  // Ask for the keys or values of tiles first .. last - 1. A tile is contiguous, the next one lies elsewhere: the
-  // processor does not guess it.
-  TS_INLINE void fetch_keys(int first, int last) const {
-    for (int i = first; i < last; ++i)
-      if (tiles_[i].k_stride == LANES) fetch(tiles_[i].k);
-  }
-  TS_INLINE void fetch_values(int first, int last) const {
-    for (int i = first; i < last; ++i) fetch(tiles_[i].v);
-  }
-
   static TS_INLINE vf widen(const T* p) {
     if constexpr (FORMAT == F32) return load(p);
     else if constexpr (FORMAT == F16) return load_f16(p);
@@ -70,11 +60,6 @@ class KeyValues {
   }
 
  private:
-  TS_INLINE void fetch(const T* p) const {
-    const int64_t bytes = int64_t(LANES) * padded(d_) * sizeof(T);
-    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch((const uint8_t*)p + at, 0, 2);
-  }
-
   Tile direct(const int32_t* blocks, int p) const {
     const int size = kv_.block_size, slot = p % size;
     const int64_t unit = kv_unit(kv_, layer_, head_, blocks[p / size]);
@@ -136,12 +121,29 @@ struct RowTile {
 };
 
 // scores[r][16 j ..] for R rows against N tiles of 16 keys: one accumulator lane per key, features ascending.
-template <int FORMAT, int R, int N>
-TS_INLINE void score_tiles(const KeyValues<FORMAT>& kv, int first, const QueryRow* rows, int d, float* scores) {
+//
+// A tile is contiguous, the next one lies elsewhere: the processor does not guess it. With FETCH, each line of keys that is
+// used asks for one of the keys N tiles further on (before tile `last`) and for one of the values of the same tiles, so that
+// memory and arithmetic are busy at the same time.
+template <int FORMAT, int R, int N, bool FETCH>
+TS_INLINE void score_tiles(const KeyValues<FORMAT>& kv, int first, int last, const QueryRow* rows, int d, float* scores) {
+  using T = typename KeyValues<FORMAT>::T;
+  constexpr int PER_LINE = 64 / (LANES * sizeof(T));  // features
   vf acc[R][N];
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) acc[r][n] = zero();
+  const T *ahead[N], *values[N];
+  for (int n = 0; n < N; ++n) {
+    const int next = first + N + n;
+    ahead[n] = kv.tile(next < last && kv.tile(next).k_stride == LANES ? next : first + n).k;
+    values[n] = kv.tile(first + n).v;
+  }
   for (int i = 0; i < d; ++i) {
+    if (FETCH && i % PER_LINE == 0)
+      for (int n = 0; n < N; ++n) {
+        __builtin_prefetch(ahead[n] + i * LANES, 0, 3);
+        __builtin_prefetch(values[n] + i * LANES, 0, 2);
+      }
     vf key[N];
     for (int n = 0; n < N; ++n) key[n] = KeyValues<FORMAT>::widen(kv.tile(first + n).k + i * kv.tile(first + n).k_stride);
     for (int r = 0; r < R; ++r)
@@ -282,15 +284,16 @@ class PartitionRun {
     return end;
   }
 
-  // Four tiles of keys at a time for all the rows; what comes next is asked for meanwhile.
+  // Four tiles of keys at a time for all the rows; the first rows to meet them ask for what comes next.
   void score(int row, int last_row, int begin, int end) {
     const int last = tile_of(end + LANES - 1);
     for (int i = tile_of(begin); i < last; i += QUAD) {
       const int next = i + QUAD < last ? i + QUAD : last;
-      kv_.fetch_keys(next, next + QUAD < last ? next + QUAD : last);
-      kv_.fetch_values(i, next);
       cover(row, last_row, i, next, [&](auto R, auto N, int r, int step) {
-        score_tiles<FORMAT, decltype(R)::value, decltype(N)::value>(kv_, step, tile_.rows + r, d_, scores_ + r * PARTITION);
+        constexpr int rows = decltype(R)::value, steps = decltype(N)::value;
+        float* scores = scores_ + r * PARTITION;
+        if (r == row) score_tiles<FORMAT, rows, steps, true>(kv_, step, last, tile_.rows + r, d_, scores);
+        else score_tiles<FORMAT, rows, steps, false>(kv_, step, last, tile_.rows + r, d_, scores);
       });
     }
   }
