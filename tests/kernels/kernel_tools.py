@@ -39,7 +39,7 @@ def make_weight(kind: str, n: int, k: int, rng: np.random.Generator) -> Weight:
     if name == "u4":
         minimum = -8 * scale  # exact in f16 where the scale is
         q = rng.integers(0, 16, (n, k)).astype(np.uint8)
-        return U4Weight(q, scale, minimum, exact_f16="f32" not in options)
+        return U4Weight(q, scale, minimum)
     q = rng.integers(-128, 128, (n, k)).astype(np.int8)
     minimum = scale * np.float32(4) if "min" in options else None
     return Int8Weight(q, scale, minimum, group)

@@ -246,7 +246,6 @@ def test_largest_integer_sums_fit(variant: NativeBackend) -> None:
         np.full((16, 1024), 15, np.uint8),
         np.ones((16, 32), np.float32),
         np.zeros((16, 32), np.float32),
-        True,
     )
     np.testing.assert_allclose(linear(variant, x, [int8]), 128 * 7 * 1024, rtol=1e-6)
     np.testing.assert_allclose(linear(variant, x, [u4]), -15 * 7 * 1024, rtol=1e-6)
@@ -281,7 +280,7 @@ def test_tiny_activations_do_not_become_nan(variant: NativeBackend) -> None:
         if kind_q is Int8Weight:
             weight: Weight = Int8Weight(np.full((16, 32), 1, np.int8), scale, None, 32)
         else:
-            weight = U4Weight(np.full((16, 32), 1, np.uint8), scale, 0 * scale, True)
+            weight = U4Weight(np.full((16, 32), 1, np.uint8), scale, 0 * scale)
         got = linear(variant, x, [weight])
         assert np.isfinite(got).all()
         assert (np.abs(got) <= 33e-42).all()

@@ -77,7 +77,7 @@ def test_scales_are_f16_only_where_that_is_exact(rng: np.random.Generator) -> No
     assert not pack(large).f16_scale
     u4 = make_weight("u4", 16, 64, rng)
     assert isinstance(u4, U4Weight)
-    inexact_minimum = U4Weight(u4.q, u4.scale, u4.minimum * np.float32(1.0001), True)
+    inexact_minimum = U4Weight(u4.q, u4.scale, u4.minimum * np.float32(1.0001))
     assert not pack(inexact_minimum).f16_scale
 
 

@@ -31,7 +31,7 @@ def test_dequantize_is_scale_times_q_plus_minimum() -> None:
     q = np.arange(64, dtype=np.uint8).reshape(1, 64) % 16
     scale, minimum = np.array([[0.5, 2.0]], np.float32), np.array([[-4.0, 1.0]], np.float32)
     want = np.concatenate([q[0, :32] * 0.5 - 4, q[0, 32:] * 2.0 + 1])
-    assert U4Weight(q, scale, minimum, True).dequantize()[0].tolist() == want.tolist()
+    assert U4Weight(q, scale, minimum).dequantize()[0].tolist() == want.tolist()
 
 
 @pytest.mark.parametrize("group", [16, 32, 128])

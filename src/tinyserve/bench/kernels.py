@@ -129,7 +129,7 @@ def _weight(kind: str, n: int, k: int, rng: np.random.Generator) -> Weight:
         scale = np.full((n, k // 32), spread / 8, np.float16).astype(np.float32)
         if kind == "u4":
             q = rng.integers(0, 16, (n, k), np.uint8)
-            return U4Weight(q, scale, -8 * scale, exact_f16=True)
+            return U4Weight(q, scale, -8 * scale)
         q = rng.integers(-8, 8, (n, k), np.int8)
         return Int8Weight(q, scale, None, 32)
     values = rng.standard_normal((n, k), np.float32) * spread

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,15 +60,12 @@ class Int8Weight:
 class U4Weight:
     """`w[n, k] = q[n, k] * scale[n, k // 32] + minimum[n, k // 32]`, q in 0..15, one nibble a byte
     here.
-
-    `exact_f16` says that every scale and minimum is exactly representable in f16.
     """
 
     q: NDArray[np.uint8]
     scale: F32
     minimum: F32
-    exact_f16: bool
-    group: int = 32
+    group: ClassVar[int] = 32
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -119,7 +117,7 @@ def quantize_int4(weight: F32) -> U4Weight:
     scale = ((high - low) / 15.0).astype(np.float16).astype(np.float32)
     inverse = np.divide(1.0, scale, out=np.zeros_like(scale), where=scale > 0)
     q = np.rint((grouped - low[:, :, None]) * inverse[:, :, None]).clip(0, 15).astype(np.uint8)
-    return U4Weight(q.reshape(n, k), scale, low, exact_f16=True)
+    return U4Weight(q.reshape(n, k), scale, low)
 
 
 def concat_rows(parts: Sequence[Weight]) -> Weight | None:
@@ -137,7 +135,6 @@ def concat_rows(parts: Sequence[Weight]) -> Weight | None:
             np.concatenate([p.q for p in u4]),
             np.concatenate([p.scale for p in u4]),
             np.concatenate([p.minimum for p in u4]),
-            all(p.exact_f16 for p in u4),
         )
     int8 = [p for p in parts if isinstance(p, Int8Weight) and p.group == first.group]
     if len(int8) != len(parts):

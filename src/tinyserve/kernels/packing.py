@@ -65,7 +65,7 @@ def aligned_bytes(size: int, *, huge: bool = True) -> NDArray[np.uint8]:
 
 
 def _private(size: int) -> mmap.mmap:
-    """Anonymous memory of this process alone: what is shared, Python's default, gets no huge pages."""
+    """Memory of this process alone: what is shared, Python's default, gets no huge pages."""
     if hasattr(mmap, "MAP_PRIVATE"):
         return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return mmap.mmap(-1, size)
@@ -91,7 +91,6 @@ def interleave_panels(gate: Weight, up: Weight) -> Weight:
             _interleave(gate.q, up.q),
             _interleave(gate.scale, up.scale),
             _interleave(gate.minimum, up.minimum),
-            gate.exact_f16 and up.exact_f16,
         )
     assert isinstance(gate, Int8Weight)
     assert isinstance(up, Int8Weight)

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from tinyserve.kernels.formats import F32, FloatWeight, Int8Weight, U4Weight, Weight
 
 U8 = NDArray[np.uint8]
-F16_MAX = 65504.0
 
 _Q4_0 = np.dtype([("d", "<f2"), ("q", "u1", 16)])
 _Q4_1 = np.dtype([("d", "<f2"), ("m", "<f2"), ("q", "u1", 16)])
@@ -67,15 +66,13 @@ def unpack_q8_0(rows: U8) -> Int8Weight:
 def unpack_q4_0(rows: U8) -> U4Weight:
     blocks = rows.view(_Q4_0)
     scale = _f32(blocks["d"])
-    minimum = scale * np.float32(-8.0)
-    exact = bool(np.all(np.abs(minimum) <= F16_MAX))  # 8 x a large f16 leaves its range
-    return U4Weight(_flat(_nibbles(blocks["q"])), scale, minimum, exact_f16=exact)
+    return U4Weight(_flat(_nibbles(blocks["q"])), scale, scale * np.float32(-8.0))
 
 
 def unpack_q4_1(rows: U8) -> U4Weight:
     blocks = rows.view(_Q4_1)
     q = _flat(_nibbles(blocks["q"]))
-    return U4Weight(q, _f32(blocks["d"]), _f32(blocks["m"]), exact_f16=True)
+    return U4Weight(q, _f32(blocks["d"]), _f32(blocks["m"]))
 
 
 def unpack_q5_0(rows: U8) -> Int8Weight:
@@ -95,7 +92,7 @@ def unpack_q4_k(rows: U8) -> U4Weight:
     blocks = rows.view(_Q4_K)  # [n, k / 256]
     scale, minimum = _k_scales(blocks)
     q = _nibbles(_split(blocks["q"], 4))  # four chunks: 32 low nibbles, then the 32 high ones
-    return U4Weight(_flat(q), scale, minimum, exact_f16=False)
+    return U4Weight(_flat(q), scale, minimum)
 
 
 def unpack_q5_k(rows: U8) -> Int8Weight:

@@ -32,6 +32,7 @@ template <int FORMAT>
 class KeyValues {
  public:
   using T = typename std::conditional<FORMAT == F32, float, typename std::conditional<FORMAT == INT8, int8_t, uint16_t>::type>::type;
+  static constexpr int PER_LINE = 64 / (LANES * sizeof(T));  // runs of 16 values in a line of memory
 
   struct Tile {
     const T* k;  // [head_dim][16], rows k_stride apart
@@ -128,7 +129,6 @@ struct RowTile {
 template <int FORMAT, int R, int N, bool FETCH>
 TS_INLINE void score_tiles(const KeyValues<FORMAT>& kv, int first, int last, const QueryRow* rows, int d, float* scores) {
   using T = typename KeyValues<FORMAT>::T;
-  constexpr int PER_LINE = 64 / (LANES * sizeof(T));  // features
   vf acc[R][N];
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) acc[r][n] = zero();
@@ -139,7 +139,7 @@ TS_INLINE void score_tiles(const KeyValues<FORMAT>& kv, int first, int last, con
     values[n] = kv.tile(first + n).v;
   }
   for (int i = 0; i < d; ++i) {
-    if (FETCH && i % PER_LINE == 0)
+    if (FETCH && i % KeyValues<FORMAT>::PER_LINE == 0)
       for (int n = 0; n < N; ++n) {
         __builtin_prefetch(ahead[n] + i * LANES, 0, 3);
         __builtin_prefetch(values[n] + i * LANES, 0, 2);
@@ -156,11 +156,19 @@ TS_INLINE void score_tiles(const KeyValues<FORMAT>& kv, int first, int last, con
     }
 }
 
+// The tiles of keys that this thread is likely to need next.
+template <int FORMAT>
+struct Upcoming {
+  const typename KeyValues<FORMAT>::T* keys[PARTITION / LANES];
+  int count = 0;
+};
+
 // values[r][c ..] += sum over keys of p[r][key] * V[key][c ..] for N runs of 16 features, keys ascending from where the sum
-// stopped; each row meets exactly the keys it may see. Tile `first` begins at position `begin`.
-template <int FORMAT, int R, int N>
+// stopped; each row meets exactly the keys it may see. Tile `first` begins at position `begin`. With FETCH, `next` is asked for
+// meanwhile: the values at hand have come already.
+template <int FORMAT, int R, int N, bool FETCH>
 TS_INLINE void value_tiles(const KeyValues<FORMAT>& kv, int first, const QueryRow* rows, int begin, int end, const float* p, int dp,
-                           int c, float* values) {
+                           int c, float* values, const Upcoming<FORMAT>& next) {
   vf acc[R][N];
   for (int r = 0; r < R; ++r)
     for (int n = 0; n < N; ++n) acc[r][n] = load(values + r * dp + c + n * LANES);
@@ -169,13 +177,17 @@ TS_INLINE void value_tiles(const KeyValues<FORMAT>& kv, int first, const QueryRo
     bool all = true;
     for (int r = 0; r < R; ++r) all = all && rows[r].lo <= key && key + LANES <= rows[r].hi;
     if (all) {
-      for (int j = 0; j < LANES; ++j)
+      const auto* ahead = FETCH && i < next.count ? next.keys[i] + c * LANES : v;
+      for (int j = 0; j < LANES; ++j) {
+        if (FETCH)
+          for (int n = 0; n < N; n += KeyValues<FORMAT>::PER_LINE) __builtin_prefetch(ahead + (j * N + n) * LANES, 0, 2);
         for (int n = 0; n < N; ++n) {
           const vf x = KeyValues<FORMAT>::widen(v + j * dp + n * LANES);
           const float* weights = p + i * LANES + j;
           asm("" : "+r"(weights));  // read again for each n: kept in registers, they would push sums out of them
           for (int r = 0; r < R; ++r) acc[r][n] = fma(set1(weights[r * PARTITION]), x, acc[r][n]);
         }
+      }
       continue;
     }
     for (int r = 0; r < R; ++r) {
@@ -237,12 +249,13 @@ inline Partial weigh(const KeyValues<FORMAT>& kv, float* s, int from, int to) {
 }
 
 // One partition for a tile of rows: partial[r] and values[r][padded head_dim]. A row that sees no key of it gets sum 0 and
-// max -inf. Keys before `shared` lie in the same blocks for all rows.
+// max -inf. Keys before `shared` lie in the same blocks for all rows. `next` is what the thread will need afterwards.
 template <int FORMAT>
 class PartitionRun {
  public:
-  PartitionRun(KeyValues<FORMAT>& kv, const RowTile& tile, int partition, int shared, int d, float* scores, Partial* partial, float* values)
-      : kv_(kv), tile_(tile), d_(d), dp_(padded(d)), scores_(scores), partial_(partial), values_(values) {
+  PartitionRun(KeyValues<FORMAT>& kv, const RowTile& tile, int partition, int shared, int d, float* scores, Partial* partial, float* values,
+               const Upcoming<FORMAT>& next)
+      : kv_(kv), tile_(tile), d_(d), dp_(padded(d)), scores_(scores), partial_(partial), values_(values), next_(next) {
     int lo, hi;
     tile.reach(0, tile.num_rows, lo, hi);
     const int first = partition * PARTITION, last = first + PARTITION;
@@ -304,8 +317,12 @@ class PartitionRun {
     for (int key = begin; key < end; key += step) {
       const int stop = key + step < end ? key + step : end;
       cover(row, last_row, 0, dp_ / LANES, [&](auto R, auto N, int r, int step) {
-        value_tiles<FORMAT, decltype(R)::value, decltype(N)::value>(kv_, tile_of(key), tile_.rows + r, key, stop, scores_ + r * PARTITION,
-                                                                    dp_, step * LANES, values_ + r * dp_);
+        constexpr int rows = decltype(R)::value, steps = decltype(N)::value;
+        const QueryRow* queries = tile_.rows + r;
+        const float* p = scores_ + r * PARTITION;
+        float* values = values_ + r * dp_;
+        if (r == 0) value_tiles<FORMAT, rows, steps, true>(kv_, tile_of(key), queries, key, stop, p, dp_, step * LANES, values, next_);
+        else value_tiles<FORMAT, rows, steps, false>(kv_, tile_of(key), queries, key, stop, p, dp_, step * LANES, values, next_);
       });
     }
   }
@@ -318,6 +335,7 @@ class PartitionRun {
   float* scores_;
   Partial* partial_;
   float* values_;
+  const Upcoming<FORMAT>& next_;
   int origin_, end_;
   int fork_;  // where the sequences' blocks part: shared keys before it, a sequence's own from here
 };

@@ -91,7 +91,14 @@ inline float store_kv(uint8_t* slab, int format, int64_t at, int64_t step, const
     for (int i = 0; i < n; ++i) ((int8_t*)slab)[at + i * step] = usable ? static_cast<int8_t>(nearbyintf(x[i] * inverse)) : 0;
     return top / 127.0f;
   }
-  for (int i = 0; i < n; ++i) {
+  int i = 0;
+  if (format == F16)
+    for (; i + LANES <= n; i += LANES) {
+      uint16_t narrow[LANES];
+      store_f16(narrow, x + i);
+      for (int j = 0; j < LANES; ++j) ((uint16_t*)slab)[at + (i + j) * step] = narrow[j];
+    }
+  for (; i < n; ++i) {
     if (format == F32) ((float*)slab)[at + i * step] = x[i];
     else if (format == F16) ((uint16_t*)slab)[at + i * step] = f32_to_f16(x[i]);
     else ((uint16_t*)slab)[at + i * step] = f32_to_bf16(x[i]);

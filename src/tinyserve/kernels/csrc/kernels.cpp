@@ -12,8 +12,8 @@ static_assert(PANEL == LANES && KEY_PARTITION == PARTITION && MAX_ROWS_PER_TASK 
               "tasks.h and the kernels agree");
 
 template <class F>
-TS_INLINE void for_rows(int rows, int task, F&& f) {
-  const int per = rows_per_task(rows);
+TS_INLINE void for_rows(const Op& op, int rows, int task, F&& f) {
+  const int per = rows_per_task(op, rows);
   for (int row = task * per; row < rows && row < (task + 1) * per; ++row) f(row);
 }
 
@@ -21,7 +21,7 @@ TS_INLINE void for_rows(int rows, int task, F&& f) {
 
 void quantize_rows(const Op& op, const Run& run, int task) {
   const Weight& w = op.weight;
-  for_rows(rows_of(op, *run.step), task, [&](int row) {
+  for_rows(op, rows_of(op, *run.step), task, [&](int row) {
     const float* x = op.in.data + row * op.in.stride;
     float* scale = run.act_scale + row * run.act_groups;
     float* sum = run.act_sum + row * run.act_groups;
@@ -108,11 +108,28 @@ void add_rows(const Op& op, const Run& run, const RowRun& from, int first, int k
   }
 }
 
+// The keys of the task that comes as many later as there are threads: in turns, it is this thread's next.
+template <int FORMAT>
+Upcoming<FORMAT> upcoming(const Op& op, const Run& run, int task) {
+  Upcoming<FORMAT> next;
+  const size_t number = (task + run.threads) / op.num_kv_heads;
+  if (number >= run.plan->tasks.size() || run.kv->block_size != LANES || op.window > 0) return next;
+  const AttentionTask& t = run.plan->tasks[number];
+  const RowRun& rows = run.plan->runs[t.first_run];
+  const int32_t* blocks = run.step->block_ids + run.step->block_starts[rows.seq];
+  const int first = std::max(t.partition, 0) * PARTITION, last = run.step->positions[rows.first_row + rows.tokens - 1];
+  const auto* k = (const typename KeyValues<FORMAT>::T*)run.kv->k;
+  for (int p = first; p <= last && p < first + PARTITION; p += LANES)
+    next.keys[next.count++] = k + kv_unit(*run.kv, op.layer, (task + run.threads) % op.num_kv_heads, blocks[p / LANES]) * op.head_dim * LANES;
+  return next;
+}
+
 // One partition of a tile, kept for `merge`.
 template <int FORMAT>
-void keep_partition(KeyValues<FORMAT>& kv, const RowTile& tile, const AttentionTask& t, int d, const AttentionScratch& s) {
+void keep_partition(KeyValues<FORMAT>& kv, const RowTile& tile, const AttentionTask& t, int d, const AttentionScratch& s,
+                    const Upcoming<FORMAT>& next) {
   Partial partial[TILE_ROWS];
-  PartitionRun<FORMAT>(kv, tile, t.partition, t.shared, d, s.scores, partial, s.values).run();
+  PartitionRun<FORMAT>(kv, tile, t.partition, t.shared, d, s.scores, partial, s.values, next).run();
   for (int r = 0; r < tile.num_rows; ++r) {
     float* keep = tile.rows[r].out;
     keep[0] = partial[r].max, keep[1] = partial[r].sum;
@@ -122,7 +139,7 @@ void keep_partition(KeyValues<FORMAT>& kv, const RowTile& tile, const AttentionT
 
 // All partitions of a tile, folded as they come.
 template <int FORMAT>
-void fold_partitions(KeyValues<FORMAT>& kv, const RowTile& tile, int d, const AttentionScratch& s) {
+void fold_partitions(KeyValues<FORMAT>& kv, const RowTile& tile, int d, const AttentionScratch& s, const Upcoming<FORMAT>& next) {
   const int dp = padded(d);
   Partial partial[TILE_ROWS], total[TILE_ROWS];
   for (int r = 0; r < tile.num_rows; ++r) total[r] = {-INFINITY, 0.0f};
@@ -130,7 +147,7 @@ void fold_partitions(KeyValues<FORMAT>& kv, const RowTile& tile, int d, const At
   int lo, hi;
   tile.reach(0, tile.num_rows, lo, hi);
   for (int partition = lo / PARTITION; partition * PARTITION < hi; ++partition) {
-    PartitionRun<FORMAT>(kv, tile, partition, 0, d, s.scores, partial, s.values).run();
+    PartitionRun<FORMAT>(kv, tile, partition, 0, d, s.scores, partial, s.values, next).run();
     for (int r = 0; r < tile.num_rows; ++r) fold(total[r], s.total + r * dp, partial[r], s.values + r * dp, dp);
   }
   for (int r = 0; r < tile.num_rows; ++r) write_row(total[r], s.total + r * dp, d, tile.rows[r].out);
@@ -143,12 +160,13 @@ void attend(const Op& op, const Run& run, int task, uint8_t* scratch) {
   const RowRun* runs = run.plan->runs.data() + t.first_run;
   const AttentionScratch s = attention_scratch(scratch, padded(d));
   KeyValues<FORMAT> kv(op, *run.kv, kv_head, s.gather);
+  const Upcoming<FORMAT> next = upcoming<FORMAT>(op, run, task);
   const int rows = runs[0].tokens * (op.num_heads / op.num_kv_heads);
   for (int first = 0; first < rows; first += TILE_ROWS) {  // several runs share a tile only if they fit into one
     RowTile tile;
     for (int i = 0; i < t.num_runs; ++i) add_rows(op, run, runs[i], first, kv_head, t.partition, tile);
-    if (t.partition >= 0) keep_partition(kv, tile, t, d, s);
-    else fold_partitions(kv, tile, d, s);
+    if (t.partition >= 0) keep_partition(kv, tile, t, d, s, next);
+    else fold_partitions(kv, tile, d, s, next);
   }
 }
 
@@ -183,17 +201,17 @@ void run_task(const Op& op, const Run& run, int stage, int task, uint8_t* scratc
   const int rows = rows_of(op, *run.step);
   switch (op.kind) {
     case EMBED:
-      return for_rows(rows, task, [&](int row) { embed_row(op.weight, run.step->token_ids[row], op.out.data + row * op.out.stride); });
+      return for_rows(op, rows, task, [&](int row) { embed_row(op.weight, run.step->token_ids[row], op.out.data + row * op.out.stride); });
     case RMS_NORM:
-      return for_rows(rows, task, [&](int row) {
+      return for_rows(op, rows, task, [&](int row) {
         rms_norm_row(op.in.data + row * op.in.stride, op.vector, op.width, op.eps, op.out.data + row * op.out.stride);
       });
     case GATHER_ROWS:
-      return for_rows(rows, task, [&](int row) {
+      return for_rows(op, rows, task, [&](int row) {
         memcpy(op.out.data + row * op.out.stride, op.in.data + run.step->logit_rows[row] * op.in.stride, op.width * sizeof(float));
       });
     case ROPE_AND_CACHE:
-      return for_rows(rows, task, [&](int row) { rope_and_cache_row(op, *run.kv, *run.step, row); });
+      return for_rows(op, rows, task, [&](int row) { rope_and_cache_row(op, *run.kv, *run.step, row); });
     case LINEAR:
       if (is_quantized(op.weight) && stage == 0) return quantize_rows(op, run, task);
       return linear(op, run, task, scratch);

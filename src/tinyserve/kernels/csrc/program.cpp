@@ -135,7 +135,7 @@ class Program : public Job {
   void add_stages(int i, const Step& step) {
     const Op& op = ops_[i];
     const int rows = rows_of(op, step);
-    const int row_tasks = rows == 0 ? 0 : ceil_div(rows, rows_per_task(rows));
+    const int row_tasks = rows == 0 ? 0 : ceil_div(rows, rows_per_task(op, rows));
     if (op.kind == LINEAR) {
       if (is_quantized(op.weight)) stages_.push_back({i, 0, row_tasks});
       const LinearGrid grid(op, rows, threads_);

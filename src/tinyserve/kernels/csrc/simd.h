@@ -233,6 +233,24 @@ TS_INLINE vf lanes_from_to(vf a, int from, int to, float other) { TS_EACH(i >= f
 
 #endif
 
+// Sixteen values as f32_to_f16 makes them.
+#if defined(TS_ISA_AVX2) || defined(TS_ISA_AVX512)
+TS_INLINE __m128i saturated_f16(__m256 x) {
+  const __m256 most = _mm256_set1_ps(65504.0f), sign = _mm256_set1_ps(-0.0f);
+  const __m256 bounded = _mm256_min_ps(most, _mm256_max_ps(_mm256_xor_ps(most, sign), x));  // a NaN stays
+  const __m256 nan = _mm256_or_ps(_mm256_and_ps(x, sign), _mm256_castsi256_ps(_mm256_set1_epi32(0x7FC00000)));
+  return _mm256_cvtps_ph(_mm256_blendv_ps(bounded, nan, _mm256_cmp_ps(x, x, _CMP_UNORD_Q)), _MM_FROUND_TO_NEAREST_INT);
+}
+TS_INLINE void store_f16(uint16_t* p, const float* x) {
+  _mm_storeu_si128((__m128i*)p, saturated_f16(_mm256_loadu_ps(x)));
+  _mm_storeu_si128((__m128i*)(p + 8), saturated_f16(_mm256_loadu_ps(x + 8)));
+}
+#else
+TS_INLINE void store_f16(uint16_t* p, const float* x) {
+  for (int i = 0; i < LANES; ++i) p[i] = f32_to_f16(x[i]);
+}
+#endif
+
 // ---- the same for every variant ---------------------------------------------------------------------------------
 
 // Horizontal reductions in one fixed tree: 16 -> 8 -> 4 -> 2 -> 1.

@@ -31,8 +31,9 @@ struct LinearGrid {
   }
 };
 
-// Row-wise operations: a few rows a task, so that small steps stay on one thread and large ones spread.
-inline int rows_per_task(int rows) { return rows <= 4 ? 4 : 8; }
+// Row-wise operations: a few rows a task, so that small steps stay on one thread and large ones spread. A row's keys
+// go to as many lines of memory as a head has features: two rows are worth a thread.
+inline int rows_per_task(const Op& op, int rows) { return op.kind == ROPE_AND_CACHE ? 2 : rows <= 4 ? 4 : 8; }
 
 // Query rows of one sequence, and where the partials of its partitions lie: `slot` counts rows of a kv head.
 struct RowRun {
