@@ -224,8 +224,9 @@ def loaded(url: str, args: argparse.Namespace, seed: int) -> Iterator[tuple[str,
     asyncio.run(run(Target(url), Shape(4, 1e3).make(99)))
     loads = {f"{rate:g}/s": Shape(args.num_requests, rate) for rate in args.rates}
     loads["all at once"] = Shape(args.num_requests, 1.0, arrivals="together")
-    for load, shape in loads.items():
-        yield load, summary(asyncio.run(run(Target(url), shape.make(seed))))
+    for number, (load, shape) in enumerate(loads.items()):  # each with prompts of its own
+        workload = shape.make(1000 * seed + number)
+        yield load, summary(asyncio.run(run(Target(url), workload)))
 
 
 if __name__ == "__main__":
