@@ -29,7 +29,8 @@ MIN_VALUE = 0.02  # accepted tokens; a draft that promises less is not looked at
 PRIOR = 0.6  # acceptance of a draft before anything is known
 PRIOR_WEIGHT = 2.0  # drafts' worth of evidence that the others' acceptance counts for a sequence
 FADE, FADE_ALL = 0.8, 0.98  # what a run of drafts leaves of older evidence: its own, everybody's
-PROBE_SHARE = 0.01  # of the time
+FIRST = 4  # drafts to be judged before more than one sequence at a time has any
+PROBE_SHARE = 0.005  # of the time
 MAX_CREDIT = 10  # steps' worth of time that may be saved up for probes
 PROBE = 2  # drafts
 PROBE_AFTER = 4  # steps without drafts
@@ -136,6 +137,8 @@ class AdaptiveController:
                     break
                 offers.append((-value, depth, index))
                 value *= rate
+            if offers and self._all.judged < FIRST:
+                break  # a guess for all of them would cost all of them
         offers.sort()
         room = max(2 * self.times.largest, PROBE + 1) - num_rows  # beyond, times are guesses
         tokens, depth, num_best = float(num_rows), 0, 0
