@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import threading
 from collections.abc import Callable
@@ -23,7 +24,14 @@ logger = logging.getLogger("tinyserve")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    config = configuration(arguments)
+    gc.disable()  # nearly all that loading makes is to stay; `Collector.start` enables it again
+    try:
+        return _serve(configuration(arguments))
+    finally:
+        gc.enable()
+
+
+def _serve(config: TinyServeConfig) -> int:
     configure_logging(config.server.log_level, config.server.log_format)
     if wants_table(config.server):
         logger.setLevel(logging.WARNING)  # until `_announce`: the summary says it all

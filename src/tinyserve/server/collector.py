@@ -5,7 +5,8 @@ thousand objects: a tenth of a second in which no token is sent and `/health` do
 is hardly ever needed: requests leave no reference cycles (`tests/server/test_garbage.py`), so
 what they held is freed by count. So
 
-- what has been loaded is frozen: no collection walks it;
+- while the model and the modules load, nothing is collected, and then all of it is frozen: no
+  collection walks it;
 - young objects are collected as always, a few thousand at a time;
 - all are collected when nobody waits: once, after the engine has worked and been left idle;
 - else only where much more memory is in use than after the last time, as if something leaked.
@@ -58,6 +59,7 @@ class Collector:
     def start(self) -> None:
         gc.freeze()
         gc.set_threshold(YOUNG, MIDDLE, NEVER)
+        gc.enable()
         self._num_blocks = sys.getallocatedblocks()
         self._collected_at = self._server.stats.num_steps
         self._task = asyncio.get_running_loop().create_task(self._run())
