@@ -33,6 +33,7 @@ FIRST = 4  # drafts to be judged before more than one sequence at a time has any
 PROBE_SHARE = 0.005  # of the time
 MAX_CREDIT = 10  # steps' worth of time that may be saved up for probes
 PROBE = 2  # drafts
+LEAST_COST = 0.02  # of a step, for each draft of a probe: what noise hides must not seem free
 PROBE_AFTER = 4  # steps without drafts
 REFRESH = 128  # steps after which the time of a plain step is measured again
 
@@ -180,4 +181,4 @@ class AdaptiveController:
         """Seconds that the last PROBE of so many drafts add to a step."""
         estimate = self.times.estimate
         without = estimate(num_rows + max(0, num_drafts - PROBE))
-        return max(0.0, estimate(num_rows + num_drafts) - without)
+        return max(LEAST_COST * PROBE * without, estimate(num_rows + num_drafts) - without)
