@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from tinyserve.models.checkpoint import load_checkpoint
 from tinyserve.models.export import write_checkpoint
 from tinyserve.models.synthetic import synthetic_checkpoint
 
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "hidden_size": 256,
     "intermediate_size": 512,
     "num_layers": 4,
