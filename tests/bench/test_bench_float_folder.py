@@ -36,11 +36,16 @@ def test_a_model_comes_back_as_it_was(tmp_path: Path) -> None:
     assert tokenizers[0].eos_token_id == tokenizers[1].eos_token_id
 
 
-def test_rotary_scaling_is_not_lost_in_silence() -> None:
-    config = load_checkpoint("synthetic").config
-    scaled = dataclasses.replace(config, rope=RopeConfig(kind="yarn"))
-    with pytest.raises(ValueError, match="yarn"):
-        float_folder.hugging_face_config(scaled)
+def test_rotary_scaling_is_not_lost_in_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = load_checkpoint("synthetic")
+    yarn = RopeConfig(kind="yarn", factor=4.0, original_max_position=512)
+    scaled = dataclasses.replace(original, config=dataclasses.replace(original.config, rope=yarn))
+    monkeypatch.setattr(float_folder, "load_checkpoint", lambda name: scaled)
+    float_folder.main(["--model", "synthetic", "--out", str(tmp_path)])
+    rope = load_checkpoint(str(tmp_path)).config.rope
+    assert (rope.kind, rope.factor, rope.original_max_position) == ("yarn", 4.0, 512)
 
 
 def test_a_folder_must_be_named() -> None:
