@@ -135,7 +135,7 @@ class Bench:
             draw=make_draw(spec),
         )
         outputs: list[tuple[int, ...]] = []
-        num_tokens, num_steps, seconds = 0, 0, 0.0
+        num_tokens, num_steps, seconds, drafts = 0, 0, 0.0, 0
         steps: list[tuple[float, bool]] = []
         for first in range(0, self._count(case), case.streams):
             batch: dict[str, list[int]] = {}
@@ -144,12 +144,11 @@ class Bench:
                 batch[request.request_id] = []
             begin = 0.0
             while core.has_work():
-                drafts = core.stats().num_draft_tokens
                 for output in core.step():
                     batch[output.request_id] += output.new_token_ids
-                had_drafts = core.stats().num_draft_tokens > drafts
+                before, drafts = drafts, core.stats().num_draft_tokens
                 since = time.perf_counter() - begin if begin else 0.0
-                steps.append((seconds + since, had_drafts))
+                steps.append((seconds + since, drafts > before))
                 if not begin and all(batch.values()):
                     begin = time.perf_counter()
                     num_tokens -= sum(map(len, batch.values()))

@@ -7,8 +7,10 @@ and stops where tokens per second are at their best; if that is not better than 
 MARGIN, there are none. So under load, where each row costs its full price, or on text that nobody
 can guess, speculation is off.
 
-To notice when it would pay again, a sequence without drafts now and then gets a few: probes may
-cost PROBE_SHARE of the time. Plain steps are measured again now and then as well.
+Before anything is known, one sequence tries drafts for all of them: a guess that is wrong for
+sixteen would cost sixteen rows. To notice when it would pay again, a sequence without drafts now
+and then gets a few: probes may cost PROBE_SHARE of the time. Plain steps are measured again now and
+then as well.
 
 Whatever is chosen, coupled verification gives the same tokens; only the time differs. It has no
 clock: the same calls give the same choices.
