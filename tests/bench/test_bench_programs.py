@@ -124,3 +124,21 @@ def test_the_clock_of_step_overhead_stands_still_in_native_calls(
     assert library.ts_program_run(3.0) == "done"
     now += 1.0
     assert (library.cpu_outside(), library.wall_outside()) == (1.0, 2.0)
+
+
+@pytest.mark.parametrize("name", sorted(set(studies.STUDIES) - {"agent", "prefix-cache"}))
+def test_requests_of_a_study_share_nothing_by_accident(name: str) -> None:
+    """Nobody's first block is another's, in one round or in several: no cache helps by chance."""
+    made = [studies.STUDIES[name].requests(seed) for seed in range(3)]
+    prompts = [arrival.prompt_ids for requests in made for arrival in requests]
+    assert len({ids[:16] for ids in prompts}) == len(prompts)
+
+
+@pytest.mark.parametrize("name", ["agent", "prefix-cache"])
+def test_rounds_of_a_study_share_nothing(name: str) -> None:
+    rounds = []
+    for seed in range(3):
+        requests = studies.STUDIES[name].requests(seed)
+        flat = requests if name == "prefix-cache" else [a for chat in requests for a in chat]
+        rounds.append({arrival.prompt_ids[:16] for arrival in flat})
+    assert sum(map(len, rounds)) == len(set.union(*rounds))

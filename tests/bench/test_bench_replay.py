@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers.fake_service import make_engine
 
-from tinyserve.bench.latency import summary
+from tinyserve.bench.latency import Record, summary
 from tinyserve.bench.replay import VirtualClock, replay, replay_conversations
 from tinyserve.bench.simulate import (
     Fleet,
@@ -19,6 +20,8 @@ from tinyserve.bench.simulate import (
     simulated_core,
 )
 from tinyserve.bench.sweep_pareto import main as sweep
+from tinyserve.bench.sweep_pareto import options
+from tinyserve.bench.sweep_pareto import sweep as sweep_points
 from tinyserve.bench.workload import Arrival, Shape, Span, agent_turns
 from tinyserve.config import CacheConfig, SchedulerConfig
 from tinyserve.engine.core import EngineCore
@@ -59,6 +62,17 @@ def test_step_times_are_measured_and_saved(tmp_path: Path) -> None:
     assert min(measured.seconds) > 0
     measured.save(tmp_path / "t.json", model="fake")
     assert StepModel.load(tmp_path / "t.json") == measured
+
+
+def test_a_simulation_can_have_the_step_times_of_another(tmp_path: Path) -> None:
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    arguments = ["--size", "tiny", "--rates", "50", "--num-requests", "4", "--simulate"]
+    sweep([*arguments, "--out", str(first)])
+    sweep([*arguments, "--step-times", str(first), "--out", str(second)])
+    a, b = (json.loads(path.read_text()) for path in (first, second))
+    assert a["step_times"] == b["step_times"]
+    assert a["points"] == b["points"]
+    assert b["command"].endswith("--step-times first.json")
 
 
 def test_virtual_time_is_the_same_every_time() -> None:
@@ -110,6 +124,26 @@ def test_a_router_by_prefix_keeps_conversations_together() -> None:
     fleet = Fleet(core, 8)
     fleet.run(workload, by_prefix())
     assert sorted(len(replica.records) for replica in fleet.replicas) == [0] * 7 + [20]
+
+
+def test_no_rate_and_no_round_has_prompts_of_another() -> None:
+    """Every policy sees the same requests in a round; the prefix cache has not seen them before."""
+    args = options().parse_args(["--rates", "20,40", "--num-requests", "8", "--repeat", "2"])
+    engines = {name: make_engine().core for name in ("static", "continuous")}
+    seen: list[tuple[str, list[Arrival]]] = []
+
+    def run(name: str, workload: list[Arrival]) -> list[Record]:
+        seen.append((name, workload))
+        short = [replace(a, prompt_ids=a.prompt_ids[:20], max_tokens=2, at=0.0) for a in workload]
+        return replay(engines[name], short)
+
+    points = sweep_points(args, list(engines), run)
+    assert [name for name, _ in seen] == ["static", "continuous"] * 4
+    assert all(a[1] == b[1] for a, b in zip(seen[::2], seen[1::2], strict=True))
+    prompts = [arrival.prompt_ids[:16] for _, workload in seen[::2] for arrival in workload]
+    assert len(set(prompts)) == len(prompts) == 2 * 2 * 8
+    assert [point["cached_tokens"] for point in points] == [0] * 4
+    assert [len(point["rounds"]) for point in points] == [2] * 4
 
 
 @pytest.mark.parametrize("simulate", [False, True])

@@ -11,7 +11,7 @@ import pytest
 
 from tinyserve.bench import report
 from tinyserve.bench.report_blocks import BLOCKS, PLOTS, SHOWN, Results
-from tinyserve.bench.report_targets import TARGETS, targets_table
+from tinyserve.bench.report_targets import TARGETS, continuous_over_static, targets_table
 
 REPOSITORY = Path(__file__).parents[2]
 RESULTS = Results(REPOSITORY / "benchmarks")
@@ -101,16 +101,43 @@ def test_growth_and_policies_are_judged(tmp_path: Path) -> None:
             "resident": {"ratio": 1.25},
         },
     )
-    points = [
-        {"policy": policy, "rate": 8.0, "ttft_s": {"p99": wait}, "output_tok_s": speed}
-        for policy, wait, speed in (("static", 8.0, 100.0), ("continuous", 1.0, 150.0))
-    ]
-    judged = targets_table(written(tmp_path, "pareto", {"points": points}))
+    pair = [point("static", 8.0, 8.0, 100.0), point("continuous", 8.0, 1.0, 150.0)]
+    judged = targets_table(written(tmp_path, "pareto", {"points": pair}))
     assert "| at most 1.25x | 1.12x | yes | `growth` |" in judged
     assert "| at most 1.50x | 2.00x | **no** | `growth` |" in judged
     assert "| at most 1.00 s | 0.70 s | yes | `growth` |" in judged
     assert "| at least 6.70x | 8.00x | yes | `pareto` |" in judged
     assert "| at least 1.58x | 1.50x | **no** | `pareto` |" in judged
+
+
+def point(policy: str, rate: float, wait: float, speed: float, **more: Any) -> dict[str, Any]:
+    """100 tokens in 10 requests of a sweep's rate."""
+    figures = {"output_tok_s": speed, "duration_s": 1000 / speed, "requests": 10}
+    waits = {"e2e_s": {"p50": 0.0}, "ttft_s": {"p99": wait}}
+    return {"policy": policy, "rate": rate, **figures, **waits, **more}
+
+
+def test_policies_are_judged_at_one_rate_that_saturates_static() -> None:
+    calm = [point("static", 0.5, 9.0, 100.0), point("continuous", 0.5, 1.0, 900.0)]
+    loaded = [point("static", 8.0, 8.0, 100.0), point("continuous", 8.0, 1.0, 150.0)]
+    worse = [point("static", 16.0, 20.0, 100.0), point("continuous", 16.0, 1.0, 120.0)]
+    ttft, speed = continuous_over_static("ttft_s"), continuous_over_static("output_tok_s")
+    assert ttft({"points": calm}) is None, "static keeps up there"
+    result = {"points": [*calm, *loaded, *worse]}
+    assert (ttft(result), speed(result)) == (8.0, 1.5), "not the 20 of another rate"
+
+
+def test_policies_are_compared_round_by_round() -> None:
+    def rounds(*pairs: tuple[float, float]) -> list[dict[str, float]]:
+        return [{"output_tok_s": speed, "ttft_p99_s": wait} for speed, wait in pairs]
+
+    static = point("static", 8.0, 0.0, 1.0, rounds=rounds((100.0, 4.0), (50.0, 9.0), (10.0, 6.0)))
+    other = point(
+        "continuous", 8.0, 0.0, 1.0, rounds=rounds((200.0, 2.0), (60.0, 1.0), (30.0, 2.0))
+    )
+    result = {"points": [static, other]}
+    assert continuous_over_static("output_tok_s")(result) == 2.0
+    assert continuous_over_static("ttft_s")(result) == 3.0
 
 
 def test_only_what_is_marked_is_rewritten(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tinyserve.bench.latency import SLO, Record, percentile, summary
+from tinyserve.bench.latency import SLO, Record, keeps_up, percentile, summary
 from tinyserve.bench.workload import (
     Shape,
     Span,
@@ -61,9 +61,18 @@ def test_agent_turns_repeat_the_history() -> None:
 
 
 def test_a_flood_comes_first() -> None:
-    made = with_flood(Shape(5, 1.0).make(0), 10, priority=3)
+    made = with_flood(Shape(5, 1.0).make(0), 10, 0, priority=3)
     assert [a.client for a in made[:10]] == ["flood"] * 10
     assert {a.priority for a in made[:10]} == {3}
+
+
+def test_a_flood_has_the_lengths_of_the_others_and_prompts_of_its_own() -> None:
+    others = Shape(5, 1.0).make(0)
+    flood = [a for a in with_flood(others, 10, 0) if a.client == "flood"]
+    assert [len(a.prompt_ids) for a in flood] == [len(a.prompt_ids) for a in others] * 2
+    assert len({a.prompt_ids[:4] for a in (*flood, *others)}) == 15
+    again = [a for a in with_flood(others, 10, 1) if a.client == "flood"]
+    assert not {a.prompt_ids for a in again} & {a.prompt_ids for a in flood}
 
 
 @pytest.mark.parametrize("text", ["", "x", "9-3", "0-4"])
@@ -91,6 +100,17 @@ def test_summary_by_hand() -> None:
     assert found["ttft_s"]["p50"] == pytest.approx(2.0)
     assert found["inter_token_s"]["p50"] == pytest.approx(0.5)
     assert found["slo_attainment"] == pytest.approx(1 / 3)
+    assert found["offered_requests_s"] == pytest.approx(1.0)
+
+
+def test_who_keeps_up() -> None:
+    """Ten requests in ten seconds; the last of them takes two seconds in any case."""
+    run = {"requests": 10, "e2e_s": {"p50": 2.0}}
+    assert keeps_up({**run, "duration_s": 12.0, "offered_requests_s": 1.0})
+    assert not keeps_up({**run, "duration_s": 14.0, "offered_requests_s": 1.0})
+    assert keeps_up({**run, "duration_s": 14.0, "rate": 0.5}), "an older result, by its rate"
+    together = summary([Record(0.0, 4, [1.0]), Record(0.0, 4, [1.0])])
+    assert together["offered_requests_s"] is None
 
 
 def test_summary_of_nothing_that_worked() -> None:

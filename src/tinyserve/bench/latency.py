@@ -6,9 +6,11 @@ after it, e2e from arrival to the last token.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+LATE = 1.1  # see `keeps_up`
 
 
 @dataclass
@@ -79,10 +81,21 @@ def spread(values: Iterable[float]) -> dict[str, float] | None:
     return {**result, "mean": sum(found) / len(found)}
 
 
+def keeps_up(found: Mapping[str, Any]) -> bool:
+    """Whether a run did its work as fast as it came: from the first arrival to the end it took, but
+    for the time of one request, at most LATE times as long as requests arrived (where that was not
+    noted: as they arrive at the point's rate).
+    """
+    offered = found.get("offered_requests_s") or found["rate"]
+    needed = found["duration_s"] - found["e2e_s"]["p50"]
+    return bool(needed <= LATE * found["requests"] / offered)
+
+
 def summary(records: Sequence[Record], slo: SLO | None = None) -> dict[str, Any]:
     """Throughput, latencies and goodput of one run.
 
-    Throughput counts output tokens from the first arrival to the last token.
+    Throughput counts output tokens from the first arrival to the last token. What was offered is
+    counted from the first arrival to the last; None where all came at once.
     """
     done = [r for r in records if r.token_times and r.error is None]
     slo = slo or SLO()
@@ -95,7 +108,7 @@ def summary(records: Sequence[Record], slo: SLO | None = None) -> dict[str, Any]
     }
     if not done:
         return result
-    begin = min(r.arrived for r in records)
+    begin, last = min(r.arrived for r in records), max(r.arrived for r in records)
     duration = max(r.token_times[-1] for r in done) - begin
     good = sum(r.meets(slo) for r in done)
     return {
@@ -103,6 +116,7 @@ def summary(records: Sequence[Record], slo: SLO | None = None) -> dict[str, Any]
         "duration_s": duration,
         "output_tok_s": result["output_tokens"] / duration,
         "requests_s": len(done) / duration,
+        "offered_requests_s": (len(records) - 1) / (last - begin) if last > begin else None,
         "goodput_requests_s": good / duration,
         "slo_attainment": good / len(records),
         "slo": {"ttft_s": slo.ttft_s, "inter_token_s": slo.inter_token_s},

@@ -6,11 +6,12 @@ Each target reads the figure from a result; where the result is absent the targe
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tinyserve.bench.common import table
+from tinyserve.bench.latency import keeps_up
 from tinyserve.bench.peer_tables import OURS
 from tinyserve.bench.report_blocks import Results
 
@@ -85,8 +86,9 @@ def served(key: str, percentile: str | None = None) -> Callable[[Result], float 
 
 
 def continuous_over_static(key: str) -> Callable[[Result], float | None]:
-    """At the rate that static batching can stand the least, by throughput: p99 TTFT of static over
-    continuous, or throughput the other way round.
+    """Where static batching is saturated, at the rate that it can stand the least by throughput:
+    p99 TTFT of static over continuous, or throughput the other way round. Both figures are of that
+    one rate. None where no rate saturates it.
     """
 
     def measure(result: Result) -> float | None:
@@ -94,16 +96,34 @@ def continuous_over_static(key: str) -> Callable[[Result], float | None]:
         for point in result["points"]:
             by_rate.setdefault(point["rate"], {})[point["policy"]] = point
         both = [p for p in by_rate.values() if {"static", "continuous"} <= p.keys()]
-        pairs = [(p["static"], p["continuous"]) for p in both]
-        if not pairs:
-            return None
-        rate = "output_tok_s"
-        static, continuous = max(pairs, key=lambda pair: float(pair[1][rate] / pair[0][rate]))
-        if key == "ttft_s":
-            return float(static[key]["p99"] / continuous[key]["p99"])
-        return float(continuous[key] / static[key])
+        rounds = [
+            (_rounds(pair["static"]), _rounds(pair["continuous"]))
+            for pair in both
+            if not keeps_up(pair["static"])
+        ]
+        gains = [
+            {
+                "output_tok_s": _median_ratio(continuous, static, "output_tok_s"),
+                "ttft_s": _median_ratio(static, continuous, "ttft_p99_s"),
+            }
+            for static, continuous in rounds
+        ]
+        return max(gains, key=lambda gain: gain["output_tok_s"])[key] if gains else None
 
     return measure
+
+
+def _rounds(point: Result) -> Sequence[Mapping[str, float]]:
+    """A point's rounds; of results that do not have them, the medians as the only one."""
+    medians = {"output_tok_s": point["output_tok_s"], "ttft_p99_s": point["ttft_s"]["p99"]}
+    rounds: Sequence[Mapping[str, float]] = point.get("rounds") or [medians]
+    return rounds
+
+
+def _median_ratio(
+    over: Sequence[Mapping[str, float]], under: Sequence[Mapping[str, float]], key: str
+) -> float:
+    return statistics.median(a[key] / b[key] for a, b in zip(over, under, strict=True))
 
 
 def step_ratio(

@@ -79,8 +79,9 @@ class StepModel:
 
     @classmethod
     def load(cls, path: str | Path) -> StepModel:
-        """From the JSON that `save` wrote."""
+        """From the JSON that `save` wrote, or from the result of a simulation."""
         values = json.loads(Path(path).read_text())
+        values = values.get("step_times", values)
         return cls(
             tuple(values["sizes"]),
             tuple(values["seconds"]),

@@ -9,8 +9,9 @@
     priority          urgent requests among a flood: first come first served against priorities
     fairness          one client floods, others ask now and then: first come against fair shares
 
-Variants take turns on the same requests for `--repeat` rounds; medians are reported. Writes JSON,
-prints a table, and draws bars (--plot).
+Variants take turns on the same requests for `--repeat` rounds; medians are reported. Each variant
+has an engine of its own and each round requests of its own, so that the prefix cache helps only
+where a study's requests share something. Writes JSON, prints a table, and draws bars (--plot).
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from tinyserve.engine.build import build_engine
 from tinyserve.engine.core import EngineCore
 
 MODULE = "studies"
+LONG = 1_000_000  # added to the seed, so that no round's long prompts are another's streams
 Sections = dict[str, dict[str, Any]]
 Requests = Sequence[Arrival] | Sequence[Sequence[Arrival]]
 
@@ -75,7 +77,7 @@ def _sections(**sections: dict[str, Any]) -> Sections:
 
 def _long_prompts_among_streams(seed: int) -> list[Arrival]:
     streams = Shape(10, 1e3, Span(16, 32), Span(150, 200)).make(seed)
-    long = Shape(5, 0.7, Span(900, 1000), Span(8, 16)).make(seed + 1)
+    long = Shape(5, 0.7, Span(900, 1000), Span(8, 16)).make(seed + LONG)
     named = [replace(a, client="streams") for a in streams]
     return sorted([*named, *long], key=lambda a: a.at)
 
@@ -94,12 +96,12 @@ def _more_than_fits(seed: int) -> list[Arrival]:
 
 def _urgent_among_flood(seed: int) -> list[Arrival]:
     urgent = Shape(10, 1.0, Span(16, 48), Span(16, 32)).make(seed)
-    return with_flood([replace(a, client="urgent") for a in urgent], 60, priority=10)
+    return with_flood([replace(a, client="urgent") for a in urgent], 60, seed, priority=10)
 
 
 def _others_among_flood(seed: int) -> list[Arrival]:
     others = Shape(10, 1.0, Span(16, 48), Span(16, 32)).make(seed)
-    return with_flood([replace(a, client="others") for a in others], 60)
+    return with_flood([replace(a, client="others") for a in others], 60, seed)
 
 
 STUDIES: dict[str, Study] = {
@@ -256,7 +258,7 @@ def _configuration(study: Study, name: str, args: argparse.Namespace) -> TinySer
 
 def _real(config: TinyServeConfig, args: argparse.Namespace) -> tuple[EngineCore, Clock]:
     core = build_engine(config).core
-    replay(core, Shape(2, 1e6, Span(16, 64), Span(4, 4)).make(99))  # warm up
+    replay(core, Shape(2, 1e6, Span(16, 64), Span(4, 4)).make(-1))  # warm up
     return core, WallClock()
 
 

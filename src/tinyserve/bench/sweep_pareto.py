@@ -3,8 +3,12 @@
     python -m tinyserve.bench.sweep_pareto --size small --rates 1,2,4,8 --num-requests 30
 
 Open-loop Poisson arrivals at each rate, the same requests for every policy, in turns within each
-round. Writes JSON (--out), prints a table, and draws throughput against latency (--plot; needs
-matplotlib). With `--simulate` the real scheduler runs over measured step times in virtual time.
+round. Each policy has an engine of its own, each rate and round prompts of its own, so that no
+prefix cache knows a prompt from before. Writes JSON (--out), prints a table, and draws throughput
+against latency (--plot; needs matplotlib). With `--simulate` the real scheduler runs over measured
+step times in virtual time.
+
+A rate saturates a policy that does not keep up with it; see `latency.keeps_up`.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ from tinyserve.bench.common import (
     table,
     write_json,
 )
-from tinyserve.bench.latency import SLO, Record, summary
+from tinyserve.bench.latency import SLO, Record, keeps_up, summary
 from tinyserve.bench.replay import VirtualClock, replay
 from tinyserve.bench.simulate import (
     Fleet,
@@ -91,29 +95,42 @@ def options() -> argparse.ArgumentParser:
     add("--simulate", action="store_true", help="virtual time, from measured step times")
     add("--replicas", type=int, default=1, help="simulated servers behind one router")
     add("--router", choices=ROUTERS, default="least-loaded")
-    add("--step-times", help="step times (JSON) to simulate with; measured now if not there yet")
+    add(
+        "--step-times", help="step times to simulate with, or a result that has them; else measured"
+    )
     add("--plot", help="draw throughput against latency into this file")
     return parser
 
 
 def sweep(args: argparse.Namespace, names: list[str], run: Run) -> list[dict[str, Any]]:
-    """Every rate with every policy; policies take turns on the same requests."""
+    """Every rate with every policy; policies take turns on the same requests, which no other rate
+    or round has.
+    """
     points = []
-    for rate in args.rates:
+    for index, rate in enumerate(args.rates):
         shape = Shape(
             args.num_requests, rate, args.prompt, args.output, args.arrivals, args.lengths
         )
         rounds: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
         for number in range(args.repeat):
-            workload = shape.make(args.seed + number)
+            workload = shape.make(1000 * (args.seed + number) + index)
             for name in names:
                 found = summary(run(name, workload), args.slo)
                 rounds[name].append(found)
                 say(f"rate {rate:g}, {name}: {found['output_tok_s']:.1f} tok/s")
         points += [
-            {"policy": name, "rate": rate, **median_of(found)} for name, found in rounds.items()
+            {"policy": name, "rate": rate, **median_of(found), "rounds": _brief(found)}
+            for name, found in rounds.items()
         ]
     return points
+
+
+def _brief(summaries: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """Of each round what policies are compared by, round by round."""
+    return [
+        {"output_tok_s": found["output_tok_s"], "ttft_p99_s": found["ttft_s"]["p99"]}
+        for found in summaries
+    ]
 
 
 def median_of(summaries: list[dict[str, Any]]) -> dict[str, Any]:
@@ -142,9 +159,10 @@ def report(points: list[dict[str, Any]]) -> str:
             for name in SHOWN[1:]
         ]
         speed, within = point["output_tok_s"], point["slo_attainment"]
-        rows.append([point["rate"], point["policy"], speed, *latencies, within])
+        steady = "yes" if keeps_up(point) else "no"
+        rows.append([point["rate"], point["policy"], speed, *latencies, within, steady])
     header = ["req/s", "policy", "tok/s", "TTFT ms", "inter-token ms", "e2e ms", "within SLO"]
-    return table(header, rows)
+    return table([*header, "keeps up"], rows)
 
 
 def _configuration(args: argparse.Namespace, name: str) -> TinyServeConfig:
@@ -168,7 +186,7 @@ def _measured(args: argparse.Namespace, names: list[str]) -> tuple[Run, dict[str
     for name in names:
         say(f"loading for {name}")
         engines[name] = build_engine(_configuration(args, name))
-        replay(engines[name].core, Shape(2, 1e6, args.prompt, Span(4, 4)).make(99))  # warm up
+        replay(engines[name].core, Shape(2, 1e6, args.prompt, Span(4, 4)).make(-1))  # warm up
     engine = engines[names[0]]
     variant = getattr(getattr(engine.core.runner, "backend", None), "variant", None)
 

@@ -127,8 +127,15 @@ def agent_turns(
     return result
 
 
-def with_flood(workload: Sequence[Arrival], count: int, *, priority: int = 0) -> list[Arrival]:
-    """The workload, and `count` requests like its own of the client "flood", all at time 0."""
-    chosen = [workload[i % len(workload)] for i in range(count)]
-    flood = [replace(a, at=0.0, client="flood", priority=priority) for a in chosen]
+def with_flood(
+    workload: Sequence[Arrival], count: int, seed: int, *, priority: int = 0, vocab_size: int = 512
+) -> list[Arrival]:
+    """The workload, and `count` requests as long as its own of the client "flood", all at time 0.
+    Their prompts are their own: nobody's prefix cache gains by the flood.
+    """
+    rng = random.Random(f"flood-{seed}")
+    flood = []
+    for like in (workload[i % len(workload)] for i in range(count)):
+        ids = random_ids(len(like.prompt_ids), vocab_size, rng)
+        flood.append(Arrival(0.0, ids, like.max_tokens, "flood", priority))
     return sorted([*flood, *workload], key=lambda a: a.at)
