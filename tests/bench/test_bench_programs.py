@@ -12,6 +12,8 @@ from helpers.native import require_native
 from tinyserve.bench import attention, ceilings, kernels, step_overhead, studies
 from tinyserve.bench.simulate import StepModel
 from tinyserve.kernels import abi
+from tinyserve.kernels.native import NativeBackend
+from tinyserve.models.synthetic import synthetic_config
 
 
 def result_of(main: Any, arguments: list[str], tmp_path: Path) -> dict[str, Any]:
@@ -37,6 +39,20 @@ def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ] + [("attention", "f16 KV", 2)]
     for line in lines[:-1]:
         assert line["of_roofline"] == max(line["of_bandwidth"], line["of_multiply_rate"])
+
+
+@pytest.mark.parametrize("kind", ["u4", "f32"])
+def test_no_cache_holds_the_matrices_that_are_timed(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    require_native()
+    monkeypatch.setattr(kernels, "CACHES", 1 << 20)
+    config = synthetic_config("tiny")
+    for name, _, matrices in kernels.parts(NativeBackend(1), config, kind, 0):
+        sizes = [matrix.nbytes for matrix in matrices]
+        assert sum(sizes) >= 1 << 20 > sum(sizes) - 4 * max(sizes), name
+        places = {part.data.ctypes.data for matrix in matrices for part in matrix.parts}
+        assert len(places) == sum(len(matrix.parts) for matrix in matrices), "one place each"
 
 
 def test_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,9 @@
 
     python -m tinyserve.bench.kernels --models 135m,0.5b --formats u4,int8 --rows 1,4,16,512
 
-For the matrices of one model's layers (as many layers as overflow the caches) and its head, in each
-weight format, over numbers of rows: time, bytes and multiply-adds a second, and the share of the
-roofline, which is the longer of reading the weights once and multiplying at the peak rate. For
+For the matrices of one model's layers and for its head (as many layers, and as many copies of the
+head, as overflow the caches), in each weight format, over numbers of rows: time, bytes and
+multiply-adds a second, and the share of the roofline, which is the longer of reading the weights once and multiplying at the peak rate. For
 attention: streams over context lengths, against the bandwidth at which their KV could be read.
 """
 
@@ -88,7 +88,9 @@ Part = tuple[str, Callable[[Any, Any], Any], list[Any]]
 
 
 def parts(backend: NativeBackend, config: ModelConfig, kind: str, seed: int) -> list[Part]:
-    """The layers' matrices, one after the other, and the head: (name, function, matrices)."""
+    """The layers' matrices, one after the other, and copies of the head: (name, function, matrices).
+    Each part is larger than the caches, so that every step reads its weights from memory.
+    """
     rng = np.random.default_rng(seed)
     h, wide = config.hidden_size, config.intermediate_size
     qkv = h + 2 * config.num_kv_heads * config.head_dim
@@ -105,7 +107,7 @@ def parts(backend: NativeBackend, config: ModelConfig, kind: str, seed: int) -> 
 
     layers = [layer()]
     size = sum(m.nbytes for m in layers[0])
-    layers += [layer() for _ in range(max(1, -(-CACHES // size)) - 1)]
+    layers += [layer() for _ in range(_more_than_caches(size))]
 
     def run_layers(ops: Any, x: Any) -> Any:
         for qkv_matrix, out, gate_up, down in layers:
@@ -115,11 +117,21 @@ def parts(backend: NativeBackend, config: ModelConfig, kind: str, seed: int) -> 
         return x
 
     flat = [matrix for one in layers for matrix in one]
-    head = backend.linear([_weight(kind, config.vocab_size, h, rng)])
-    return [
-        ("layers", run_layers, flat),
-        ("head", lambda ops, x: ops.linear(x, head), [head]),
-    ]
+    weight = _weight(kind, config.vocab_size, h, rng)
+    heads = [backend.linear([weight])]
+    heads += [backend.linear([weight]) for _ in range(_more_than_caches(heads[0].nbytes))]
+
+    def run_heads(ops: Any, x: Any) -> Any:
+        for head in heads[:-1]:
+            ops.linear(x, head)
+        return ops.linear(x, heads[-1])
+
+    return [("layers", run_layers, flat), ("head", run_heads, heads)]
+
+
+def _more_than_caches(size: int) -> int:
+    """How many more of `size` bytes it takes to overflow the caches."""
+    return max(0, -(-CACHES // size) - 1)
 
 
 def _weight(kind: str, n: int, k: int, rng: np.random.Generator) -> Weight:
