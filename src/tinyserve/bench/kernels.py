@@ -4,8 +4,9 @@
 
 For the matrices of one model's layers and for its head (as many layers, and as many copies of the
 head, as overflow the caches), in each weight format, over numbers of rows: time, bytes and
-multiply-adds a second, and the share of the roofline, which is the longer of reading the weights once and multiplying at the peak rate. For
-attention: streams over context lengths, against the bandwidth at which their KV could be read.
+multiply-adds a second, and the share of the roofline, which is the longer of reading the weights
+once and multiplying at the peak rate. For attention: streams over context lengths, against the
+bandwidth at which their KV could be read.
 """
 
 from __future__ import annotations
@@ -88,8 +89,9 @@ Part = tuple[str, Callable[[Any, Any], Any], list[Any]]
 
 
 def parts(backend: NativeBackend, config: ModelConfig, kind: str, seed: int) -> list[Part]:
-    """The layers' matrices, one after the other, and copies of the head: (name, function, matrices).
-    Each part is larger than the caches, so that every step reads its weights from memory.
+    """The layers' matrices, one after the other, and copies of the head: (name, function,
+    matrices). Each part is larger than the caches, so that every step reads its weights from
+    memory.
     """
     rng = np.random.default_rng(seed)
     h, wide = config.hidden_size, config.intermediate_size
