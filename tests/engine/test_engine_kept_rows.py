@@ -36,7 +36,7 @@ def check(batch: Batch, chunks: list[Chunk]) -> None:
     row, logit_rows = 0, []
     for index, part in enumerate(chunks):
         begin, end = batch.block_starts[index : index + 2]
-        assert tuple(batch.block_ids[begin:end]) == part.block_ids
+        assert tuple(batch.block_ids[begin:end][: len(part.block_ids)]) == part.block_ids
         assert batch.seq_starts[index] == row
         for offset, token in enumerate(part.token_ids):
             position = part.start + offset
@@ -49,30 +49,50 @@ def check(batch: Batch, chunks: list[Chunk]) -> None:
     assert batch.logit_rows.tolist() == logit_rows
 
 
-@given(st.lists(chunks_of_a_step, min_size=1, max_size=6))
-def test_a_batch_is_its_chunks(steps: list[list[tuple[int, int, int, object]]]) -> None:
-    """Whatever the steps before it: the same sequences with other blocks, more, or fewer."""
+@given(st.lists(chunks_of_a_step, min_size=1, max_size=6), st.randoms())
+def test_a_batch_is_its_chunks(
+    steps: list[list[tuple[int, int, int, object]]], order: object
+) -> None:
+    """Whatever the steps before it: the same sequences with other blocks, more, fewer, in another
+    order.
+    """
     builder = BatchBuilder(POOL)
     for step in steps:
         chunks = []
-        for seq_id, (start, length, num_logits, random) in enumerate(step):
+        seq_ids = list(range(6))
+        order.shuffle(seq_ids)  # type: ignore[attr-defined]
+        for seq_id, (start, length, num_logits, random) in zip(seq_ids, step, strict=False):
             blocks = list(range(8))
             random.shuffle(blocks)  # type: ignore[attr-defined]
             chunks.append(chunk(seq_id, start, length, num_logits, blocks))
         check(builder.of(chunks), chunks)
 
 
-def test_tables_are_kept_while_nothing_changes_and_grow_with_their_sequence() -> None:
+def test_decodes_of_the_same_sequences_are_one_batch_with_other_numbers() -> None:
     builder = BatchBuilder(POOL)
-    blocks = (5, 3)
-    first = builder.of([Chunk(0, 4, (1,), blocks, 1), Chunk(1, 0, (1,), (7,), 1)])
-    same = builder.of([Chunk(0, 5, (2,), blocks, 1), Chunk(1, 1, (2,), (7,), 1)])
-    assert same.block_ids is first.block_ids
-    grown = [Chunk(0, 8, (2,), (5, 3, 9), 1), Chunk(1, 2, (2,), (7,), 1)]
-    check(builder.of(grown), grown)
-    moved = [Chunk(0, 9, (2,), (5, 4, 9), 1), Chunk(1, 3, (2,), (7,), 1)]
-    check(builder.of(moved), moved)
-    assert same.block_ids.tolist() == [5, 3, 7], "an older batch has changed"
+    first = builder.of([Chunk(0, 4, (1,), (5, 3), 1), Chunk(1, 0, (1,), (7,), 1)])
+    first.prepared = "by the back end"
+    for chunks in (
+        [Chunk(0, 5, (2,), (5, 3), 1), Chunk(1, 1, (3,), (7,), 1)],
+        [Chunk(0, 8, (2,), (5, 3, 9), 1), Chunk(1, 2, (2,), (7,), 1)],
+        [Chunk(0, 9, (4,), (5, 4, 9), 1), Chunk(1, 3, (2,), (6,), 1)],
+    ):
+        batch = builder.of(chunks)
+        check(batch, chunks)
+        assert batch is first
+
+
+def test_what_is_not_a_decode_of_the_same_sequences_is_a_batch_of_its_own() -> None:
+    builder = BatchBuilder(POOL)
+    decodes = [Chunk(0, 4, (1,), (5, 3), 1), Chunk(1, 0, (1,), (7,), 1)]
+    drafted = [Chunk(0, 4, (1, 2), (5, 3), 2), Chunk(1, 0, (1,), (7,), 1)]
+    silent = [Chunk(0, 4, (1,), (5, 3), 0), Chunk(1, 0, (1,), (7,), 1)]
+    crowded = [Chunk(0, 4, (1,), (5, 3), 1), Chunk(1, 72, (1,), tuple(range(8, 27)), 1)]
+    batches = []
+    for chunks in (decodes, drafted, decodes, silent, decodes, decodes[::-1], decodes[1:], crowded):
+        batches.append(builder.of(chunks))
+        check(batches[-1], chunks)
+    assert len(set(map(id, batches))) == len(batches)
 
 
 @given(st.lists(st.integers(0, 1000), max_size=80), st.lists(st.integers(0, 80), max_size=8))

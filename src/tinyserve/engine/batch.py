@@ -1,8 +1,9 @@
 """From a step's chunks to the ragged batch that the kernels read.
 
-Owns the block tables as arrays: each is kept while its sequence grows, and all of them in one array
-while nobody's blocks change. The scheduler hands out the same tuple of block ids until then, which
-is how it is noticed.
+Owns the block tables as one array, a row for each sequence, which is kept from step to step: a
+sequence that grows changes one number of it. The scheduler hands out the same tuple of block ids
+until a block is added, by which it is noticed. A batch is valid until the next is made: decodes of
+the same sequences write their numbers into the arrays of the batch before.
 """
 
 from __future__ import annotations
@@ -12,76 +13,103 @@ from itertools import accumulate, chain
 
 import numpy as np
 
-from tinyserve.engine.draw_rows import extended
 from tinyserve.engine.plan import Chunk
 from tinyserve.kernels.ops import I32, Batch
 from tinyserve.kv.pool import KVPool
 
-MAX_TABLES = 4096  # of sequences, most of them long gone
+Blocks = tuple[int, ...]  # of one sequence
 
 
 class BatchBuilder:
     """Makes batches over the blocks of one pool."""
 
     def __init__(self, pool: KVPool) -> None:
-        self._pool = pool
         self._block_size = pool.layout.block_size
-        self._tables: dict[int, tuple[tuple[int, ...], I32]] = {}  # by sequence
-        self._blocks: Sequence[tuple[int, ...]] = ()  # of the latest batch
-        self._flat = np.zeros(0, np.int32), np.zeros(1, np.int32)
+        self._tables = BlockTables(pool)
+        self._decodes: Batch | None = None  # the latest batch, if it was one token a sequence
 
     def of(self, chunks: Sequence[Chunk]) -> Batch:
-        """The chunks, flattened. Nearly every step is decodes, so there are no loops over rows."""
-        size = self._block_size
+        """The chunks, flattened. Nearly every step is decodes, one token and its logits each."""
         seq_ids, starts, token_ids, blocks, num_logits = zip(*chunks, strict=True)
+        tables_have_moved = self._tables.update(seq_ids, blocks)
+        if not len(chunks) == sum(map(len, token_ids)) == sum(num_logits):
+            self._decodes = None
+            return self._ragged(starts, token_ids, num_logits)
+        if self._decodes is None or tables_have_moved:
+            self._decodes = self._ragged(starts, token_ids, num_logits)
+            return self._decodes
+        size = self._block_size
+        batch = self._decodes
+        batch.token_ids[:] = [token_id for (token_id,) in token_ids]
+        batch.positions[:] = starts
+        batch.slots[:] = [
+            ids[-1] * size + start % size for ids, start in zip(blocks, starts, strict=True)
+        ]
+        return batch
+
+    def _ragged(
+        self,
+        starts: Sequence[int],
+        token_ids: Sequence[tuple[int, ...]],
+        num_logits: Sequence[int],
+    ) -> Batch:
+        """Chunks of any length, without loops over their rows."""
+        size, tables = self._block_size, self._tables
         lengths = [len(ids) for ids in token_ids]
         ends = list(accumulate(lengths))
-        num_rows = ends[-1]
-        block_ids, block_starts = self._flat_tables(seq_ids, blocks)
-        positions = np.array(starts, np.int32)
-        first_blocks = block_starts[:-1]
-        if num_rows > len(chunks):
-            rows_before = np.array([0, *ends[:-1]], np.int32)
-            first_blocks = np.repeat(first_blocks, lengths)
-            positions = np.repeat(positions - rows_before, lengths)
-            positions += np.arange(num_rows, dtype=np.int32)
-        slots = block_ids[first_blocks + positions // size] * size + positions % size
-        if sum(num_logits) < num_rows:
-            last = [range(end - n, end) for end, n in zip(ends, num_logits, strict=True)]
-            logit_rows = np.array([*chain(*last)], np.int32)
-        else:
-            logit_rows = np.arange(num_rows, dtype=np.int32)
+        seq_starts = np.array([0, *ends], np.int32)
+        positions = np.arange(ends[-1]) + np.repeat(np.subtract(starts, seq_starts[:-1]), lengths)
+        first_blocks = np.repeat(tables.starts[:-1], lengths)
+        slots = tables.ids[first_blocks + positions // size] * size + positions % size
+        logit_rows = [range(end - n, end) for end, n in zip(ends, num_logits, strict=True)]
         return Batch(
             token_ids=np.array([*chain(*token_ids)], np.int32),
-            positions=positions,
-            slots=slots,
-            seq_starts=np.array([0, *ends], np.int32),
-            block_ids=block_ids,
-            block_starts=block_starts,
-            logit_rows=logit_rows,
+            positions=positions.astype(np.int32),
+            slots=slots.astype(np.int32),
+            seq_starts=seq_starts,
+            block_ids=tables.ids,
+            block_starts=tables.starts,
+            logit_rows=np.array([*chain(*logit_rows)], np.int32),
         )
 
-    def _flat_tables(
-        self, seq_ids: Sequence[int], blocks: Sequence[tuple[int, ...]]
-    ) -> tuple[I32, I32]:
-        """(block_ids, block_starts) of a `Batch`, for the blocks of each sequence."""
-        if blocks != self._blocks:  # by identity, where nothing has changed
-            tables = list(map(self._table, seq_ids, blocks))
-            starts = np.array([0, *accumulate(map(len, blocks))], np.int32)
-            self._flat = np.concatenate(tables), starts
-            self._blocks = blocks
-        return self._flat
 
-    def _table(self, seq_id: int, blocks: tuple[int, ...]) -> I32:
-        known, table = self._tables.get(seq_id, ((), None))
-        if table is not None and known is blocks:
-            return table
-        self._pool.note_use(blocks)
-        if len(self._tables) > MAX_TABLES:
-            self._tables.clear()
-        if table is not None and blocks[: len(known)] == known:
-            table = extended(table, blocks)
-        else:
-            table = np.array(blocks, np.int32)
-        self._tables[seq_id] = blocks, table
-        return table
+class BlockTables:
+    """The block ids of the latest batch's sequences: sequence i's are ids[starts[i]] ..., the rest
+    of its row is padding.
+    """
+
+    def __init__(self, pool: KVPool) -> None:
+        self._pool = pool
+        self._seq_ids: tuple[int, ...] = ()
+        self._blocks: tuple[Blocks, ...] = ()  # what the rows hold
+        self._rows = np.zeros((1, 0), np.int32)  # [sequences + 1, most blocks]; the last is spare
+        self.ids: I32 = self._rows.reshape(-1)
+        self.starts: I32 = np.zeros(1, np.int32)
+
+    def update(self, seq_ids: tuple[int, ...], blocks: tuple[Blocks, ...]) -> bool:
+        """Bring the tables up to date; True where `ids` and `starts` are new arrays."""
+        if blocks == self._blocks and seq_ids == self._seq_ids:  # by identity, block for block
+            return False
+        has_moved = seq_ids != self._seq_ids or max(map(len, blocks)) > self._rows.shape[1]
+        if has_moved:
+            self._lay_out(seq_ids, max(map(len, blocks)))
+        for row, (known, ids) in enumerate(zip(self._blocks, blocks, strict=True)):
+            if ids is not known:
+                num_same = len(known) if ids[: len(known)] == known else 0
+                self._rows[row, num_same : len(ids)] = ids[num_same:]
+                self._pool.note_use(ids[num_same:])
+        self._blocks = blocks
+        return has_moved
+
+    def _lay_out(self, seq_ids: tuple[int, ...], most: int) -> None:
+        """A row for each sequence, with what was known of it; room for `most` blocks, and more."""
+        old_rows = {seq_id: row for row, seq_id in enumerate(self._seq_ids)}
+        sources = [old_rows.get(seq_id, -1) for seq_id in seq_ids]
+        num_kept = min(most, self._rows.shape[1])
+        rows = np.zeros((len(seq_ids) + 1, most + most // 4 + 4), np.int32)
+        rows[:-1, :num_kept] = self._rows[sources, :num_kept]
+        known = (*self._blocks, ())
+        self._blocks = tuple([known[source][:num_kept] for source in sources])
+        self._seq_ids = seq_ids
+        self._rows, self.ids = rows, rows.reshape(-1)
+        self.starts = np.arange(0, rows.size, rows.shape[1], dtype=np.int32)

@@ -83,10 +83,10 @@ class ModelRunner:
         self.pool.copy_blocks(plan.copies)
         if not plan.chunks:
             return StepLogits(self, None)
-        num_tokens = plan.num_tokens
+        batch = self._batches.of(plan.chunks)
+        num_tokens = len(batch.token_ids)
         if num_tokens > self.max_tokens:
             self._compile(1 << (num_tokens - 1).bit_length())
-        batch = self._batches.of(plan.chunks)
         self._body.run(batch)
         self._most_rows = max(self._most_rows, num_tokens)
         return StepLogits(self, batch)

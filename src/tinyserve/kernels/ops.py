@@ -24,12 +24,16 @@ Array = Any  # a back end's own handle of an f32 matrix
 Prepared = Any  # what the back end's `linear` returned
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True, eq=False)
 class Batch:
     """One step's ragged batch, all int32.
 
     Sequence s owns token rows seq_starts[s] : seq_starts[s + 1]; its keys lie in blocks
     block_ids[block_starts[s]] ..., position p at slot p % block_size of block p // block_size.
+    Blocks after the one of its last token are padding.
+
+    May be handed in again with other numbers in the same arrays. `prepared` is what the back end
+    keeps with it.
     """
 
     token_ids: I32  # [T]
@@ -39,6 +43,7 @@ class Batch:
     block_ids: I32  # blocks of all sequences, one after another
     block_starts: I32  # [S + 1]
     logit_rows: I32  # [R] token rows whose logits are wanted
+    prepared: Any = None
 
 
 @dataclass(frozen=True)

@@ -222,19 +222,10 @@ class Program:
         finalizer.atexit = False  # a daemon thread may still be running it then
 
     def run(self, batch: Batch) -> F32:
-        step = StepStruct(
-            len(batch.token_ids),
-            len(batch.seq_starts) - 1,
-            len(batch.logit_rows),
-            int(self.cascade),
-            address(batch.token_ids),
-            address(batch.positions),
-            address(batch.slots),
-            address(batch.seq_starts),
-            address(batch.block_ids),
-            address(batch.block_starts),
-            address(batch.logit_rows),
-        )
+        step = batch.prepared
+        if step is None:
+            step = batch.prepared = _step_of(batch)
+        step.cascade = self.cascade
         rows = step.num_logits if self._logits else step.num_tokens
         assert rows <= len(self.output.data), "more rows than the program was compiled for"
         self._library.ts_program_run(self._handle, step)
@@ -246,6 +237,23 @@ class Program:
         several sequences share count once for each tile of query rows.
         """
         return int(self._library.ts_program_keys_read(self._handle))
+
+
+def _step_of(batch: Batch) -> StepStruct:
+    """The batch as the kernels see it: where its arrays are."""
+    return StepStruct(
+        len(batch.token_ids),
+        len(batch.seq_starts) - 1,
+        len(batch.logit_rows),
+        1,
+        address(batch.token_ids),
+        address(batch.positions),
+        address(batch.slots),
+        address(batch.seq_starts),
+        address(batch.block_ids),
+        address(batch.block_starts),
+        address(batch.logit_rows),
+    )
 
 
 def _heads(a: AttentionSpec) -> dict[str, int]:
