@@ -140,6 +140,20 @@ def test_policies_are_compared_round_by_round() -> None:
     assert continuous_over_static("ttft_s")(result) == 3.0
 
 
+def test_a_comparison_in_pairs_is_shown_with_its_intervals(tmp_path: Path) -> None:
+    case = {"proposer": "random", "k": 8, "temperature": 0.8, "streams": 16, "acceptance": 0.0}
+    case |= {"tokens_per_step": 1.0, "plain_tok_s": 500.0, "tok_s": 490.0, "is_identical": True}
+    case |= {"speedup": 0.985, "interval": [0.971, 0.99], "total": 0.984}
+    case["cpu"] = {"speedup": 0.97, "interval": None, "total": 0.98}
+    cases = [{**case, "workload": "chat"}, {**case, "workload": "random", "speedup": 0.99}]
+    results = written(tmp_path, "spec-smollm2-135m-16-streams", {"cases": cases})
+    shown = BLOCKS["spec-smollm2-135m-16-streams"](results)
+    assert "| 490 | 0.985x (0.971 to 0.990) | 0.984x | 0.97x |  | yes |" in shown
+    judged = targets_table(results)
+    assert "| drafts that are never right, 16 streams | at least 0.98x | 0.98x | yes |" in judged
+    assert "| the same in processor time | at least 0.98x | 0.97x | **no** |" in judged
+
+
 def test_only_what_is_marked_is_rewritten(tmp_path: Path) -> None:
     text = "a\n<!-- result: growth -->\nold\n<!-- end -->\nb | 12 |\n"
     once = report.filled(text, Results(tmp_path))

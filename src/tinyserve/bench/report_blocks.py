@@ -124,18 +124,23 @@ def growth(result: Result) -> str:
 
 def speculation(result: Result) -> str:
     """One row a case: what was drafted, what held, and what it was worth."""
+    from tinyserve.bench.spec_bench import IN_PAIRS, of_pairs, ratio_of
+
+    is_paired = any("cpu" in case for case in result["cases"])
     header = ["workload", "proposer", "k", "temperature", "streams", "accepted", "tokens a step"]
     rows = [
         [
             *(p["workload"], p["proposer"], p["k"], f"{p['temperature']:g}", p["streams"]),
             "" if p["acceptance"] is None else f"{p['acceptance']:.0%}",
-            *(p["tokens_per_step"], p["plain_tok_s"], p["tok_s"], times(p["speedup"])),
+            *(p["tokens_per_step"], p["plain_tok_s"], p["tok_s"], ratio_of(p)),
+            *(of_pairs(p) if is_paired else ()),
             p.get("off_after_s"),
             "yes" if p["is_identical"] else "no",
         ]
         for p in result["cases"]
     ]
-    return table([*header, "plain tok/s", "tok/s", "speed-up", "off after s", "same bits"], rows)
+    header += ["plain tok/s", "tok/s", "speed-up", *(IN_PAIRS if is_paired else ())]
+    return table([*header, "off after s", "same bits"], rows)
 
 
 def overhead(result: Result) -> str:

@@ -148,14 +148,17 @@ def row_ratio(many: int) -> Callable[[Result], float | None]:
     return measure
 
 
-def drafted(*workloads: str) -> Callable[[Result], float | None]:
-    """The best proposer's speed-up on each of these texts, and the least of those."""
+def drafted(*workloads: str, clock: str = "wall") -> Callable[[Result], float | None]:
+    """The best proposer's speed-up on each of these texts, and the least of those; by processor
+    time ("cpu") where the result has that.
+    """
 
     def measure(result: Result) -> float | None:
         best: dict[str, float] = {}
         for case in result["cases"]:
-            text = case["workload"]
-            best[text] = max(best.get(text, 0.0), case["speedup"])
+            text, found = case["workload"], case if clock == "wall" else case.get(clock)
+            if found is not None:
+                best[text] = max(best.get(text, 0.0), found["speedup"])
         return min(best[text] for text in workloads) if best.keys() >= set(workloads) else None
 
     return measure
@@ -204,7 +207,7 @@ def _most(what: str, bound: float, source: str, measure: Any, shown: str = "{:.2
     return Target(what, bound, True, source, measure, shown)
 
 
-SPEC = "spec-smollm2-135m-1-stream"
+SPEC, NEVER = "spec-smollm2-135m-1-stream", "spec-smollm2-135m-16-streams"
 Q4, Q8, F32 = "peers-4bit", "peers-int8", "peers-f32"
 PERCENT = "{:.0%}"
 MICRO = "{:.0f} µs"
@@ -243,8 +246,8 @@ TARGETS = (
            continuous_over_static("output_tok_s")),
     _least("drafts: repetitive text and code, 1 stream", 2.0, SPEC, drafted("repetitive", "code")),
     _least("drafts: chat, 1 stream", 1.15, SPEC, drafted("chat")),
-    _least("drafts that are never right, 16 streams", 0.98, "spec-smollm2-135m-16-streams",
-           drafted("chat", "random")),
+    _least("drafts that are never right, 16 streams", 0.98, NEVER, drafted("chat", "random")),
+    _least("the same in processor time", 0.98, NEVER, drafted("chat", "random", clock="cpu")),
     _most("a draft model that is never right: off after", 1.0, "spec-stranger", given_up,
           "{:.2f} s"),
     _most("outside the forward pass, 1 stream", 100, "step-overhead", outside_forward(1), MICRO),

@@ -1,12 +1,14 @@
 """Measuring one model with drafts and without: the engine room of `spec_bench`.
 
 Each measurement has an engine core, a KV-cache's bookkeeping and a proposer of its own over the one
-runner that was loaded. Its prompts run in batches of as many as there are streams.
+runner that was loaded. Its prompts run in batches of as many as there are streams: all of them
+without drafts and all of them with, in rounds, or the two side by side (`spec_pairs`).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import tempfile
 import time
@@ -15,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tinyserve.bench import spec_pairs
 from tinyserve.bench.common import model_section
 from tinyserve.bench.offline_cases import configuration
 from tinyserve.bench.spec_texts import conversation, random_ids, text
@@ -81,6 +84,11 @@ def switched_off(steps: Sequence[tuple[float, bool]]) -> float | None:
     return off
 
 
+def accepted_share(num_accepted: int, num_drafts: int) -> float | None:
+    """Of the drafts; None of none."""
+    return num_accepted / num_drafts if num_drafts else None
+
+
 class Bench:
     """One loaded model, and measurements of it."""
 
@@ -99,7 +107,35 @@ class Bench:
                 self._drafting = load_draft_model(self.engine.config, tokenizer, runner)
 
     def measure(self, case: Case) -> dict[str, Any]:
-        """The numbers of one case; the rounds take turns in which comes first."""
+        """The numbers of one case, as the options ask: in pairs or in rounds."""
+        return self._in_pairs(case) if self.args.pairs else self._in_rounds(case)
+
+    def _in_pairs(self, case: Case) -> dict[str, Any]:
+        """The two engines side by side; see `spec_pairs`."""
+        if case.proposer == "oracle":
+            raise SystemExit("spec_bench: the oracle must have seen a whole round: no --pairs")
+        first, second = spec_pairs.halves(self.engine.config.cache)
+        plain, drafted = self._core(None, first), self._core(self._drafter(case, None), second)
+        batches = (
+            list(self._requests(case, case.streams * number, ends=()))
+            for number in itertools.count()
+        )
+        try:
+            found = spec_pairs.measure(plain, drafted, batches, self.args.pairs)
+        except ValueError as error:
+            raise SystemExit(f"spec_bench: --new {self.args.new}: {error}") from None
+        stats, side = drafted.stats(), found.drafted
+        return {
+            **asdict(case),
+            **spec_pairs.summary(found.pairs),
+            "acceptance": accepted_share(stats.num_accepted_tokens, stats.num_draft_tokens),
+            "tokens_per_step": side.total.tokens / case.streams / side.num_steps,
+            "off_after_s": switched_off(side.drafting),
+            "is_identical": found.is_identical,
+        }
+
+    def _in_rounds(self, case: Case) -> dict[str, Any]:
+        """All prompts plain and all with drafts; the rounds take turns in which comes first."""
         plain: list[Run] = []
         drafted: list[Run] = []
         for number in range(self.args.repeat):
@@ -117,29 +153,20 @@ class Bench:
             "speedups": ratios,
             "plain_tok_s": statistics.median(run.rate for run in plain),
             "tok_s": statistics.median(run.rate for run in drafted),
-            "acceptance": last.num_accepted / last.num_drafts if last.num_drafts else None,
+            "acceptance": accepted_share(last.num_accepted, last.num_drafts),
             "tokens_per_step": last.num_tokens / case.streams / last.num_steps,
             "off_after_s": last.off_after,
             "is_identical": all(run.outputs == plain[0].outputs for run in (*plain, *drafted)),
         }
 
     def _run(self, case: Case, drafter: Drafter | None) -> Run:
-        config = self.engine.config
-        spec = SpecConfig(enabled=True, verification=self.args.verification)
-        core = EngineCore(
-            self.engine.core.runner,
-            KVManager.from_config(config.cache),
-            config.scheduler,
-            vocab_size=self.engine.intake.limits.vocab_size,
-            drafter=drafter,
-            draw=make_draw(spec),
-        )
+        core = self._core(drafter, KVManager.from_config(self.engine.config.cache))
         outputs: list[tuple[int, ...]] = []
         num_tokens, num_steps, seconds, drafts = 0, 0, 0.0, 0
         steps: list[tuple[float, bool]] = []
         for first in range(0, self._count(case), case.streams):
             batch: dict[str, list[int]] = {}
-            for request in self._requests(case, first):
+            for request in self._requests(case, first, self._ends(case)):
                 core.add_request(request)
                 batch[request.request_id] = []
             begin = 0.0
@@ -173,11 +200,22 @@ class Bench:
         num_prompts: int = self.args.prompts
         return max(1, num_prompts // case.streams) * case.streams
 
-    def _requests(self, case: Case, first: int) -> Iterator[EngineRequest]:
+    def _core(self, drafter: Drafter | None, kv: KVManager) -> EngineCore:
+        """An engine over the one runner, with these blocks of its pool."""
+        return EngineCore(
+            self.engine.core.runner,
+            kv,
+            self.engine.config.scheduler,
+            vocab_size=self.engine.intake.limits.vocab_size,
+            drafter=drafter,
+            draw=make_draw(SpecConfig(enabled=True, verification=self.args.verification)),
+        )
+
+    def _requests(self, case: Case, first: int, ends: tuple[int, ...]) -> Iterator[EngineRequest]:
         params = SamplingParams(
             temperature=case.temperature,
             max_tokens=self.args.new,
-            stop_token_ids=self._ends(case),
+            stop_token_ids=ends,
             seed=self.args.seed,
         )
         for number in range(first, first + case.streams):
@@ -205,14 +243,15 @@ class Bench:
             return intake.encode("\n".join(turn["content"] for turn in conversation(number)))
         return intake.encode(text(workload, number))
 
-    def _drafter(self, case: Case, plain: Run) -> Drafter:
+    def _drafter(self, case: Case, plain: Run | None) -> Drafter:
         return Drafter(self._proposer(case, plain), AdaptiveController() if case.control else None)
 
-    def _proposer(self, case: Case, plain: Run) -> Proposer[Any]:
+    def _proposer(self, case: Case, plain: Run | None) -> Proposer[Any]:
         size = self.engine.intake.limits.vocab_size
         if case.proposer == "random":
             return RandomProposer(size, case.k, seed=self.args.seed)
         if case.proposer == "oracle":
+            assert plain is not None
             prompts = [self._prompt(case.workload, number) for number in range(self._count(case))]
             futures = [[*a, *b] for a, b in zip(prompts, plain.outputs, strict=True)]
             return OracleProposer(futures, size, case.k)
@@ -235,7 +274,7 @@ class Bench:
         spec = {"draft_model": draft_model} if draft_model else {}
         return configuration(
             model_section(args),
-            max(args.streams),
+            max(args.streams) * (2 if args.pairs else 1),
             512 + args.new,
             spec={**spec, "enabled": False, "verification": args.verification},
         )
