@@ -10,24 +10,32 @@ from kernel_tools import same_bits
 from sampling_cases import distribution, random_draw, random_logits
 
 from tinyserve.kernels.native import NativeBackend
-from tinyserve.kernels.ops import Backend, Draw, Drawn
+from tinyserve.kernels.ops import Backend, Draw, SampledToken
 from tinyserve.kernels.reference import ReferenceBackend, _mix, keyed_uniform, sample_row
 
 VOCABS = [1, 15, 16, 50, 333, 5000]
 
 
-def assert_same(got: Drawn, want: Drawn, draw: Draw) -> None:
-    assert got.failure == want.failure, draw
-    if want.failure:
+def assert_same(got: SampledToken, want: SampledToken, draw: Draw) -> None:
+    assert (got.is_nan, got.is_blocked) == (want.is_nan, want.is_blocked), draw
+    if want.is_nan or want.is_blocked:
         return
     assert got.token_id == want.token_id, draw
     if draw.num_logprobs < 0:
-        assert not got.top_ids
+        assert (got.logprob, got.rank, got.top) == (None, None, ())
         return
     assert got.rank == want.rank
     assert got.logprob == pytest.approx(want.logprob, abs=1e-5)
-    assert list(got.top_ids) == list(want.top_ids)
-    np.testing.assert_allclose(got.top_logprobs, want.top_logprobs, atol=1e-5)
+    assert top_ids(got) == top_ids(want)
+    np.testing.assert_allclose(top_logprobs(got), top_logprobs(want), atol=1e-5)
+
+
+def top_ids(token: SampledToken) -> list[int]:
+    return [token_id for token_id, _ in token.top]
+
+
+def top_logprobs(token: SampledToken) -> list[float]:
+    return [logprob for _, logprob in token.top]
 
 
 @pytest.mark.parametrize("vocab", VOCABS)
@@ -66,8 +74,8 @@ def test_broken_logits(backend: Backend, bad: float, where: int, rng: np.random.
     logits = rng.standard_normal((3, 50)).astype(np.float32)
     logits[1, where] = bad
     draws = [Draw(row, temperature=1.0, num_logprobs=3) for row in range(3)]
-    assert [drawn.failure for drawn in backend.sample(logits, draws)] == [0, 1, 0]
-    assert backend.sample(logits, [Draw(1, target=3)])[0].failure == 1
+    assert [drawn.is_nan for drawn in backend.sample(logits, draws)] == [False, True, False]
+    assert backend.sample(logits, [Draw(1, target=3)])[0].is_nan
 
 
 def test_nothing_is_left(backend: Backend, rng: np.random.Generator) -> None:
@@ -83,7 +91,7 @@ def test_nothing_is_left(backend: Backend, rng: np.random.Generator) -> None:
         Draw(0, banned_ids=everything[1:]),
     ]
     drawn = backend.sample(logits, draws)
-    assert [d.failure for d in drawn] == [2, 2, 2, 2, 0]
+    assert [d.is_blocked for d in drawn] == [True, True, True, True, False]
     assert drawn[4].token_id == 0
 
 
@@ -163,7 +171,7 @@ def test_ids_outside_the_vocabulary_name_no_logit(backend: Backend) -> None:
     }
     draw = Draw(0, **fields, repetition=1.5, presence=0.5, frequency=0.5)
     (drawn,) = backend.sample(logits, [draw])
-    assert (drawn.token_id, drawn.failure) == (3, 0)
+    assert (drawn.token_id, drawn.is_nan, drawn.is_blocked) == (3, False, False)
     assert not wide[0].any()
     assert not wide[2].any()
 
@@ -178,8 +186,8 @@ def test_logprobs_are_raw(backend: Backend, rng: np.random.Generator) -> None:
     draw = Draw(0, temperature=3.0, banned_ids=banned, num_logprobs=20, seed=5)
     drawn = backend.sample(logits, [draw])[0]
     assert drawn.token_id not in order[:3]
-    assert list(drawn.top_ids) == order[:20]
-    np.testing.assert_allclose(drawn.top_logprobs, want[order[:20]], atol=1e-5)
+    assert top_ids(drawn) == order[:20]
+    np.testing.assert_allclose(top_logprobs(drawn), want[order[:20]], atol=1e-5)
     assert drawn.logprob == pytest.approx(want[drawn.token_id], abs=1e-5)
     assert drawn.rank == order.index(drawn.token_id) + 1
 
@@ -187,7 +195,7 @@ def test_logprobs_are_raw(backend: Backend, rng: np.random.Generator) -> None:
 def test_more_logprobs_than_tokens(backend: Backend) -> None:
     logits = np.array([[0.0, 1.0, -np.inf]], np.float32)
     drawn = backend.sample(logits, [Draw(0, num_logprobs=20)])[0]
-    assert list(drawn.top_ids) == [1, 0, 2]
+    assert top_ids(drawn) == [1, 0, 2]
 
 
 def test_scoring_a_token(backend: Backend, rng: np.random.Generator) -> None:
@@ -235,7 +243,7 @@ def test_probabilities_are_those_of_the_draw(backend: Backend) -> None:
     seen = 0
     for draw, drawn in zip(draws, backend.sample(logits, draws), strict=True):
         want = sample_row(logits[draw.row], draw).probs
-        if drawn.failure or draw.target >= 0:
+        if drawn.is_nan or drawn.is_blocked or draw.target >= 0:
             assert drawn.probs is None
             continue
         assert drawn.probs is not None

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tinyserve.engine.sampling import SampledToken, SampleRow, SamplingParams
-from tinyserve.kernels.ops import ALL_MASKED, I32, Draw, Drawn
+from tinyserve.engine.sampling import SampleRow, SamplingParams
+from tinyserve.kernels.ops import I32, Draw
 
 
 def draws_of(rows: Sequence[SampleRow], first: int, vocab_size: int) -> list[Draw]:
@@ -62,17 +62,6 @@ def draw_of(row: SampleRow, logits_row: int, vocab_size: int) -> Draw:
         draw.bias_values = np.array(list(p.logit_bias.values()), np.float32)
     _add_penalties(draw, p, row)
     return draw
-
-
-def sampled_of(drawn: Drawn) -> SampledToken:
-    """The kernel's result as the engine reads it."""
-    if drawn.failure:
-        is_blocked = drawn.failure == ALL_MASKED
-        return SampledToken(drawn.token_id, is_nan=not is_blocked, is_blocked=is_blocked)
-    if drawn.rank == 0:
-        return SampledToken(drawn.token_id, probs=drawn.probs)
-    top = tuple(zip(drawn.top_ids, drawn.top_logprobs, strict=True))
-    return SampledToken(drawn.token_id, drawn.logprob, drawn.rank, top, probs=drawn.probs)
 
 
 def _add_penalties(draw: Draw, p: SamplingParams, row: SampleRow) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tinyserve.config import CacheConfig, ModelOptions, SchedulerConfig
 from tinyserve.engine.batch import BatchBuilder
-from tinyserve.engine.draw_rows import draws_of, sampled_of
+from tinyserve.engine.draw_rows import draws_of
 from tinyserve.engine.memory import resident_memory
 from tinyserve.engine.plan import StepPlan
 from tinyserve.engine.sampling import SampledToken, SampleRow
@@ -212,7 +212,7 @@ class StepLogits:
         if runner.known_vocab < logits.shape[1]:
             logits[:, runner.known_vocab :] = -np.inf
         draws = draws_of(rows, first, logits.shape[1])
-        return list(map(sampled_of, runner.backend.sample(logits, draws)))
+        return runner.backend.sample(logits, draws)
 
 
 def _with_rows(batch: Batch, rows: I32) -> Batch:

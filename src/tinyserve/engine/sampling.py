@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinyserve.errors import RequestError
+from tinyserve.kernels.ops import SampledToken as SampledToken  # what comes of a row
 
 GREEDY_EPSILON = 1e-5  # temperatures below this are greedy
 MAX_N = 128
@@ -115,26 +116,6 @@ class SampleRow:
     draft_probs: NDArray[np.float32] | None = None
     wants_probs: bool = False
     prepared: Any = field(default=None, init=False)
-
-
-@dataclass(slots=True)
-class SampledToken:
-    """What came of one row: a drawn or scored token, or a state. `logprob` and `top` (id, logprob;
-    most likely first) come from the raw log-softmax.
-
-    `is_nan`: the logits held no finite maximum, or the state is not finite; `is_blocked`: masks and
-    bans left no token. The rest is then meaningless and the request must fail. `state` [hidden] is
-    the reader's to keep.
-    """
-
-    token_id: int
-    logprob: float | None = None
-    rank: int | None = None  # 1 = most likely
-    top: Sequence[tuple[int, float]] = ()
-    is_nan: bool = False
-    is_blocked: bool = False
-    state: NDArray[np.float32] | None = None
-    probs: NDArray[np.float32] | None = None  # [vocab], summing to 1, where they were wanted
 
 
 def _normalise(p: SamplingParams) -> None:

@@ -118,6 +118,9 @@ class SampleArgsStruct(c.Structure):
     ]
 
 
+ALL_MASKED = 2  # a `failure`: no token is allowed. 1: the logits hold NaN or infinity
+
+
 class SampleResultStruct(c.Structure):
     _fields_ = [
         ("token_id", c.c_int32),

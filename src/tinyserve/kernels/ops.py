@@ -98,7 +98,7 @@ class AttentionSpec:
     norm_eps: float = 1e-6
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Draw:
     """One row of a sampling call; the fields are `SamplingParams`' and `SampleRow`'s, resolved to
     ids and numbers.
@@ -131,22 +131,24 @@ class Draw:
     prepared: Any = None
 
 
-ALL_MASKED = 2
-
-
 @dataclass(slots=True)
-class Drawn:
-    """`failure`: 0 fine; 1 the logits hold NaN or infinity; ALL_MASKED: no token is allowed.
-    `rank` 1 is the most likely. `probs` are there where they were wanted and a token was drawn.
+class SampledToken:
+    """What came of one row: a drawn or scored token, or a state. `logprob` and `top` (id, logprob;
+    most likely first) come from the raw log-softmax.
+
+    `is_nan`: the logits held NaN or infinity, or the state is not finite; `is_blocked`: masks and
+    bans left no token. The rest is then meaningless and the request must fail. `state` [hidden] is
+    the reader's to keep.
     """
 
     token_id: int
-    failure: int = 0
-    logprob: float = 0.0
-    rank: int = 0
-    top_ids: Sequence[int] = ()
-    top_logprobs: Sequence[float] = ()
-    probs: F32 | None = None  # [V], summing to 1
+    logprob: float | None = None
+    rank: int | None = None  # 1 = most likely
+    top: Sequence[tuple[int, float]] = ()
+    is_nan: bool = False
+    is_blocked: bool = False
+    state: F32 | None = None
+    probs: F32 | None = None  # [V], summing to 1, where they were wanted
 
 
 class Linear(Protocol):
@@ -232,7 +234,7 @@ class Backend(Protocol):
         `logits`.
         """
 
-    def sample(self, logits: F32, draws: Sequence[Draw]) -> list[Drawn]:
+    def sample(self, logits: F32, draws: Sequence[Draw]) -> list[SampledToken]:
         """Draw or score one token a row. logits: [R, V]. Order: masks and bias, penalties,
         temperature, min_p, top_k, top_p; logprobs and ranks are of the raw logits.
         """

@@ -209,6 +209,7 @@ class Program:
         self.cascade = True
         self._recorder = recorder
         self._kv = kv
+        self._result = output.data[:0, : output.width]
         self._logits = bool(recorder.ops and recorder.ops[0].rows)
         self._library = load_library()
         ops = (OpStruct * len(recorder.ops))(*recorder.ops)
@@ -229,7 +230,9 @@ class Program:
         rows = step.num_logits if self._logits else step.num_tokens
         assert rows <= len(self.output.data), "more rows than the program was compiled for"
         self._library.ts_program_run(self._handle, step)
-        return self.output.data[:rows, : self.output.width]
+        if rows != len(self._result):
+            self._result = self.output.data[:rows, : self.output.width]
+        return self._result
 
     @property
     def keys_read(self) -> int:

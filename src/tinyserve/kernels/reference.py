@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinyserve.kernels.formats import F32, Weight, to_bf16, widen
-from tinyserve.kernels.ops import I32, Array, AttentionSpec, Batch, Draw, Drawn, KVSlabs, Ops
+from tinyserve.kernels.ops import I32, Array, AttentionSpec, Batch, Draw, KVSlabs, Ops, SampledToken
 
 _MASK = (1 << 64) - 1
 
@@ -152,7 +152,7 @@ class ReferenceBackend:
     ) -> Eager:
         return Eager(function, kv)
 
-    def sample(self, logits: F32, draws: Sequence[Draw]) -> list[Drawn]:
+    def sample(self, logits: F32, draws: Sequence[Draw]) -> list[SampledToken]:
         return [sample_row(logits[draw.row], draw) for draw in draws]
 
 
@@ -161,20 +161,20 @@ def widen_kv(data: Any) -> F32:
     return data.astype(np.float32) if data.dtype == np.int8 else widen(data)
 
 
-def sample_row(logits: F32, draw: Draw) -> Drawn:
+def sample_row(logits: F32, draw: Draw) -> SampledToken:
     """One row: masks and bias, penalties, temperature, min_p, top_k, top_p; then invert the
     cumulative distribution of the candidates, ranked by (logit descending, id ascending), at the
     row's keyed uniform number.
     """
     if np.isnan(logits).any() or logits.max() == np.inf:
-        return Drawn(max(draw.target, 0), failure=1)
+        return SampledToken(max(draw.target, 0), is_nan=True)
     if draw.target >= 0:
-        drawn = Drawn(draw.target)
+        drawn = SampledToken(draw.target)
     else:
         x = _adjusted(logits, draw)
         if not x.max() > -np.inf:
-            return Drawn(0, failure=2)
-        drawn = Drawn(_draw(x, draw))
+            return SampledToken(0, is_blocked=True)
+        drawn = SampledToken(_draw(x, draw))
         if draw.wants_probs:
             drawn.probs = _probs(x, draw)
     if draw.num_logprobs >= 0:
@@ -267,14 +267,14 @@ def _probs(x: F32, draw: Draw) -> F32:
     return probs
 
 
-def _report(logits: F32, count: int, drawn: Drawn) -> None:
+def _report(logits: F32, count: int, drawn: SampledToken) -> None:
     shifted = (logits - logits.max()).astype(np.float64)
     logprobs = shifted - math.log(np.exp(shifted).sum())
     order = np.argsort(-logits, kind="stable")
     drawn.logprob = float(logprobs[drawn.token_id])
     drawn.rank = int(np.flatnonzero(order == drawn.token_id)[0]) + 1
-    drawn.top_ids = order[:count].tolist()
-    drawn.top_logprobs = logprobs[order[:count]].tolist()
+    top = order[:count]
+    drawn.top = tuple(zip(top.tolist(), logprobs[top].tolist(), strict=True))
 
 
 def _rms_norm(x: F32, weight: F32, eps: float) -> F32:
