@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tinyserve.bench import report
-from tinyserve.bench.report_blocks import BLOCKS, PLOTS, SHOWN, Results
+from tinyserve.bench.report_blocks import BLOCKS, PLOTS, SHOWN
 from tinyserve.bench.report_targets import TARGETS, continuous_over_static, targets_table
+from tinyserve.bench.results import Results
 
 REPOSITORY = Path(__file__).parents[2]
 RESULTS = Results(REPOSITORY / "benchmarks")
@@ -45,7 +46,8 @@ def test_what_was_not_measured_is_said_to_be_so(tmp_path: Path) -> None:
     nothing = Results(tmp_path)
     for name in SHOWN:
         assert BLOCKS[name](nothing).startswith("*Not measured yet*")
-    assert BLOCKS["summary"](nothing) == "*Not measured yet.*"
+    for name in set(BLOCKS) - set(SHOWN) - {"others", "targets"}:
+        assert BLOCKS[name](nothing) == "*Not measured yet.*"
     assert targets_table(nothing).count("not measured") == len(TARGETS)
 
 
@@ -152,6 +154,38 @@ def test_a_comparison_in_pairs_is_shown_with_its_intervals(tmp_path: Path) -> No
     judged = targets_table(results)
     assert "| drafts that are never right, 16 streams | at least 0.98x | 0.98x | yes |" in judged
     assert "| the same in processor time | at least 0.98x | 0.97x | **no** |" in judged
+
+
+def test_the_readme_says_what_load_and_http_cost(tmp_path: Path) -> None:
+    phases = {
+        "crowd": {"ended": 401, "left": 163, "seconds": 14.0, "wrong_first": []},
+        "overload": {"ended": 1743, "refused": 4362, "wrong": 7, "seconds": 76.0},
+    }
+    phases["overload"]["wrong_first"] = ["a", "b"]
+    torture = {"command": "python -m t", "phases": phases}
+    torture["health_ms"] = {"p50": 3.6, "p99": 25.8, "max": 75.9}
+    torture["memory_mib"] = {"warm": 259.8, "after": 260.6}
+    results = written(tmp_path, "load-torture-smollm2-135m", torture)
+    shown = BLOCKS["load-summary"](results)
+    assert "| answered · hung up · told 429 · wrong | 2144 · 163 · 4362 · 7 |" in shown
+    assert "| 4 · 26 · 76 ms |" in shown
+    assert "| 259.8 · 260.6 MiB |" in shown
+    assert shown.endswith("```sh\npython -m t\n```")
+    assert "| overload | 76 | 1743 | 0 | 4362 | 7 |" in BLOCKS["load-torture-smollm2-135m"](results)
+    rows = [
+        {"what": "streamed token", "streams": 16, "loop_us": 131.2, "engine_us": 60.7},
+        {"what": "GET /health", "streams": 1, "loop_us": 543.0, "engine_us": 0.0},
+    ]
+    http = {"command": "python -m h", "rows": rows}
+    shown = BLOCKS["http-summary"](written(tmp_path, "http-overhead", http))
+    assert "| streamed token | 16 | 0.19 |" in shown
+    assert "/health" not in shown
+
+
+def test_every_summary_is_in_the_readme() -> None:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    names = {name for _, name, _, _ in report.MARKED.findall(text)}
+    assert names == {name for name in BLOCKS if name.endswith("summary")}
 
 
 def test_only_what_is_marked_is_rewritten(tmp_path: Path) -> None:

@@ -16,7 +16,8 @@ import re
 import sys
 from pathlib import Path
 
-from tinyserve.bench.report_blocks import BLOCKS, PLOTS, Results
+from tinyserve.bench.report_blocks import BLOCKS, PLOTS
+from tinyserve.bench.results import Results
 
 DOCUMENTS = ("benchmarks/REPORT.md", "README.md")
 MARKED = re.compile(r"(<!-- result: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)

@@ -6,12 +6,9 @@ command, the machine, the date. Tables are those that the programs print.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 from tinyserve.bench.common import table
 from tinyserve.bench.peer_tables import (
@@ -19,25 +16,9 @@ from tinyserve.bench.peer_tables import (
     offline_table,
     served_ratios,
     served_table,
-    times,
 )
-
-Result = Mapping[str, Any]
-
-
-class Results:
-    """The folder `benchmarks` of a checkout: results as JSON, plots as PNG."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def read(self, name: str) -> dict[str, Any] | None:
-        """A result; None where it was not measured yet."""
-        path = self.folder / "results" / f"{name}.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-    def has_plot(self, name: str) -> bool:
-        return (self.folder / name).exists()
+from tinyserve.bench.report_readme import http_summary, load_summary, speculation_summary, summary
+from tinyserve.bench.results import Result, Results
 
 
 @dataclass(frozen=True)
@@ -153,7 +134,7 @@ def torture(result: Result) -> str:
     """Endings of each phase, and what was seen of the server meanwhile."""
     kinds = ("ended", "left", "refused")
     rows = [
-        [name, phase["seconds"], *(phase.get(kind, 0) for kind in kinds), len(phase["wrong_first"])]
+        [name, phase["seconds"], *(phase.get(kind, 0) for kind in kinds), phase.get("wrong", 0)]
         for name, phase in result["phases"].items()
     ]
     health, memory = result["health_ms"], result["memory_mib"]
@@ -198,47 +179,6 @@ def others(results: Results) -> str:
     return table(["result", "command"], rows) if rows else "None."
 
 
-def summary(results: Results) -> str:
-    """The README's table: four bits, this engine and its rivals."""
-    result = results.read("peers-4bit")
-    if result is None:
-        return "*Not measured yet.*"
-    found = result["offline"]
-    share = found["shares"].get("decode 1")
-    return "\n\n".join(
-        [
-            offline_table(found),
-            f"In that run the machine read {found['ceilings']['read_gb_s']:.1f} GB/s, of which one "
-            f"stream used {share:.0%}. Result: "
-            "[`peers-4bit.json`](benchmarks/results/peers-4bit.json), made by",
-            f"```sh\n{result['command']}\n```",
-        ]
-    )
-
-
-def speculation_summary(results: Results) -> str:
-    """The README's table: one stream, greedy, by text and proposer."""
-    name = "spec-smollm2-135m-1-stream"
-    result = results.read(name)
-    if result is None:
-        return "*Not measured yet.*"
-    cases = result["cases"]
-    proposers = list(dict.fromkeys(case["proposer"] for case in cases))
-    speedups = {(case["workload"], case["proposer"]): case["speedup"] for case in cases}
-    rows = [
-        [workload, *(times(speedups[workload, proposer]) for proposer in proposers)]
-        for workload in dict.fromkeys(case["workload"] for case in cases)
-    ]
-    link = f"[`{name}.json`](benchmarks/results/{name}.json)"
-    return "\n\n".join(
-        [
-            table(["text", *proposers], rows),
-            f"Result: {link}, made by",
-            f"```sh\n{result['command']}\n```",
-        ]
-    )
-
-
 def _targets(results: Results) -> str:
     from tinyserve.bench.report_targets import targets_table
 
@@ -269,6 +209,8 @@ BLOCKS: dict[str, Block] = {
     "others": others,
     "summary": summary,
     "speculation-summary": speculation_summary,
+    "load-summary": load_summary,
+    "http-summary": http_summary,
     "targets": _targets,
 }
 

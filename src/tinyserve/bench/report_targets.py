@@ -13,9 +13,7 @@ from typing import Any
 from tinyserve.bench.common import table
 from tinyserve.bench.latency import keeps_up
 from tinyserve.bench.peer_tables import OURS
-from tinyserve.bench.report_blocks import Results
-
-Result = Mapping[str, Any]
+from tinyserve.bench.results import Result, Results
 
 
 @dataclass(frozen=True)
