@@ -4,7 +4,8 @@
 
     steps     the time of a decode step over numbers of streams and lengths of context, the whole
               engine without HTTP; medians of several steps, in rounds that take turns
-    rows      the time of a step that checks drafts: rows of one stream, each with its logits
+    rows      the time of a step that checks drafts: rows of one stream, each with its logits;
+              both beside the least time that the machine allows (`limits`)
     memory    a server's resident memory over many requests, prompts and answers short
     start     from the command to the first healthy answer of `/health`, model on disk; and the
               memory of an engine that has served, against its packed weights and touched KV-cache
@@ -31,6 +32,7 @@ from tinyserve.bench.common import (
     write_json,
 )
 from tinyserve.bench.growth_process import memory_over_requests, resident, start_times
+from tinyserve.bench.limits import Limit
 from tinyserve.bench.offline_cases import configuration, token_ids
 from tinyserve.bench.peer_engines import Tinyserve
 from tinyserve.bench.simulate import StepTimer
@@ -58,10 +60,12 @@ def main(argv: list[str] | None = None) -> None:
     if {"steps", "rows"} & set(wanted):
         engine = build_engine(_configuration(args))
         result["model"] = engine.model_name
+        limit = Limit(engine.core.runner)
         if "steps" in wanted:
-            result["steps"] = steps(engine, args)
+            result["steps"] = steps(engine, args, limit)
         if "rows" in wanted:
-            result["rows"] = rows(engine, args)
+            result["rows"] = rows(engine, args, limit)
+        result["ceilings"] = limit.medians()
     if "memory" in wanted:
         result["memory"] = memory_over_requests(ours, args.num_requests, args.seed)
     if "start" in wanted:
@@ -91,33 +95,45 @@ def options() -> argparse.ArgumentParser:
     return parser
 
 
-def steps(engine: Engine, args: argparse.Namespace) -> list[dict[str, Any]]:
+def steps(engine: Engine, args: argparse.Namespace, limit: Limit) -> list[dict[str, Any]]:
     """One line for each pair of streams and context: the median step in milliseconds."""
     pairs = pairs_of(args)
     rounds: dict[tuple[int, int], list[float]] = {pair: [] for pair in pairs}
     list(decode_steps(engine.core, *pairs[0], args.steps, args.seed))  # warm up
     for number in range(args.repeat):
+        limit.measure()
         for streams, context in pairs:
             taken = list(decode_steps(engine.core, streams, context, args.steps, args.seed))
             rounds[streams, context].append(statistics.median(taken))
             took = 1e3 * rounds[streams, context][-1]
             say(f"round {number + 1}, {streams} streams at {context}: {took:.1f} ms")
     return [
-        {"streams": streams, "context": context, "ms": 1e3 * statistics.median(found)}
+        {
+            "streams": streams,
+            "context": context,
+            "ms": 1e3 * statistics.median(found),
+            "limit_ms": limit.ms(streams, streams * context),
+        }
         for (streams, context), found in rounds.items()
     ]
 
 
-def rows(engine: Engine, args: argparse.Namespace) -> list[dict[str, Any]]:
+def rows(engine: Engine, args: argparse.Namespace, limit: Limit) -> list[dict[str, Any]]:
     """One line for each number of rows: the median step of one stream in milliseconds."""
     timer = StepTimer(engine.core.runner, engine.config.cache.block_size, args.steps)
     context = min(args.contexts)
     rounds: dict[int, list[float]] = {count: [] for count in args.rows}
     for _ in range(args.repeat):
+        limit.measure()
         for count in args.rows:
             rounds[count].append(timer.seconds(context, count, count))
     return [
-        {"rows": count, "context": context, "ms": 1e3 * statistics.median(found)}
+        {
+            "rows": count,
+            "context": context,
+            "ms": 1e3 * statistics.median(found),
+            "limit_ms": limit.ms(count, context),
+        }
         for count, found in rounds.items()
     ]
 
@@ -181,23 +197,37 @@ def report(result: dict[str, Any]) -> str:
 
 
 def steps_table(lines: list[dict[str, Any]]) -> str:
-    """Milliseconds of a step, and in comparison with one stream and the shortest context."""
+    """Milliseconds of a step, and in comparison with one stream and the shortest context; with the
+    share of the limit where that is known.
+    """
     base = lines[0]["ms"]
     rows = [
         [
             *(line["streams"], line["context"], line["ms"], line["ms"] / base),
             1e3 * line["streams"] / line["ms"],
+            *of_limit(line),
         ]
         for line in lines
     ]
-    return table(["streams", "context", "step ms", "to the first", "tok/s"], rows)
+    header = ["streams", "context", "step ms", "to the first", "tok/s"]
+    return table(header + (["of the limit"] if of_limit(lines[0]) else []), rows)
+
+
+def of_limit(line: dict[str, Any]) -> list[str]:
+    """The share of the limit that a step reached; nothing where no limit was measured."""
+    limit = line.get("limit_ms")
+    return [] if limit is None else [f"{limit / line['ms']:.0%}"]
 
 
 def rows_table(lines: list[dict[str, Any]]) -> str:
     """Milliseconds of a step of one stream, and in comparison with the first."""
     base = lines[0]["ms"]
-    found = [[line["rows"], line["context"], line["ms"], line["ms"] / base] for line in lines]
-    return table(["rows of one stream", "context", "step ms", "to the first"], found)
+    found = [
+        [line["rows"], line["context"], line["ms"], line["ms"] / base, *of_limit(line)]
+        for line in lines
+    ]
+    header = ["rows of one stream", "context", "step ms", "to the first"]
+    return table(header + (["of the limit"] if of_limit(lines[0]) else []), found)
 
 
 def memory_table(memory: dict[str, Any]) -> str:

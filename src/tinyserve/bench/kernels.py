@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from tinyserve.bench.attention import attention
-from tinyserve.bench.ceilings import CACHES, FMA, INT16, U4S8, Ceilings, seconds_of
+from tinyserve.bench.ceilings import CACHES, Ceilings, seconds_of
 from tinyserve.bench.common import argument_parser, command, ints, machine, say, table, write_json
+from tinyserve.bench.limits import rate_of
 from tinyserve.kernels.formats import FloatWeight, Int8Weight, U4Weight, Weight, to_bf16
 from tinyserve.kernels.native import NativeBackend
 from tinyserve.kernels.ops import Batch, KVLayout
@@ -32,7 +33,6 @@ from tinyserve.models.synthetic import synthetic_config
 
 MODULE = "kernels"
 MODELS = {"135m": "135m", "0.5b": "qwen2.5-0.5b", "1.5b": "qwen2.5-1.5b"}
-MULTIPLY = {"u4": U4S8, "int8": INT16, "f32": FMA, "bf16": FMA, "f16": FMA}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -161,7 +161,6 @@ def rows_of(
     """One line for each number of rows."""
     num_bytes = sum(m.nbytes for m in matrices)
     multiplies = sum(m.n * m.k for m in matrices)
-    rates = {U4S8: "u4s8_gmac_s", INT16: "int16_gmac_s", FMA: "f32_gmac_s"}
     width = matrices[0].k
     table_rows = np.random.default_rng(args.seed).standard_normal((256, width), np.float32)
     embedding = backend.linear([FloatWeight(table_rows)])
@@ -175,7 +174,7 @@ def rows_of(
         best = ceilings.latest()
         seconds = seconds_of(program, _rows(rows), args.repeat)
         reading = num_bytes / best["read_gb_s"] / 1e9
-        multiplying = rows * multiplies / best[rates[MULTIPLY[kind]]] / 1e9
+        multiplying = rows * multiplies / best[rate_of(kind)] / 1e9
         lines.append(
             {
                 "rows": rows,

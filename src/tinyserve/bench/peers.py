@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import shlex
 import statistics
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ from tinyserve.bench.common import (
     write_json,
 )
 from tinyserve.bench.latency import summary
+from tinyserve.bench.limits import Sizes
 from tinyserve.bench.loadgen import Target, run
 from tinyserve.bench.offline_cases import Case, configuration, measure
 from tinyserve.bench.peer_engines import LlamaCpp, Peer, PythonPeer, ServedPeer, Tinyserve
@@ -47,13 +49,11 @@ from tinyserve.bench.peer_tables import (
 from tinyserve.bench.served import free_port, serving
 from tinyserve.bench.sweep_pareto import median_of
 from tinyserve.bench.workload import Shape
-from tinyserve.engine.build import Engine, build_engine
+from tinyserve.engine.build import build_engine
 from tinyserve.kernels.threads import default_threads
 
 MODULE = "peers"
 Rounds = dict[str, dict[str, list[float]]]  # case -> engine -> speed of each round
-# the multiply rate that bounds prompts, by the format of most matrices
-MULTIPLIERS = {"u4": "u4s8_gmac_s", "int8": "int16_gmac_s"}
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -151,12 +151,14 @@ def offline(args: argparse.Namespace, peers: list[Peer]) -> dict[str, Any]:
                 rounds[case.name].setdefault(name, []).append(speed)
             said = ", ".join(f"{name} {speed:.1f}" for name, speed in speeds.items())
             say(f"round {number + 1}, {case.name}: {said}")
+    sizes = Sizes.of(engine.core.runner)
     return {
         "rounds": rounds,
         "medians": medians_of(rounds),
         "ratios": {case: ratios(by_engine) for case, by_engine in rounds.items()},
         "ceilings": ceilings.medians(),
-        "shares": shares(engine, medians_of(rounds), ceilings.medians()),
+        "shares": shares(sizes, medians_of(rounds), ceilings.medians()),
+        "sizes": dataclasses.asdict(sizes),
         "model": engine.model_name,
         "formats": engine.weight_formats,
     }
@@ -178,23 +180,17 @@ def ratios(by_engine: dict[str, list[float]]) -> dict[str, float]:
 
 
 def shares(
-    engine: Engine, medians: dict[str, dict[str, float]], ceilings: dict[str, float]
+    sizes: Sizes, medians: dict[str, dict[str, float]], ceilings: dict[str, float]
 ) -> dict[str, float]:
-    """What part of the machine's limit each case reaches: the longer of reading all weights once
-    and multiplying every row by them (of a prompt: without the head) at the peak rate of the format
-    that most matrices have, over the time that it took.
+    """What part of the machine's limit each case reaches: the least time that its matrices could
+    take over the time that it took. Of a prompt, only the last row meets the head.
     """
-    decoder = engine.core.runner.decoder  # type: ignore[attr-defined]
-    body = sum(m.n * m.k for x in decoder.layers for m in (x.qkv, x.o, x.gate_up, x.down))
-    everything = body + decoder.head.n * decoder.head.k
-    rate = ceilings[MULTIPLIERS.get(engine.weight_formats[0], "f32_gmac_s")]
-    reading = decoder.nbytes / 1e9 / ceilings["read_gb_s"]
     found = {}
     for case, by_engine in medians.items():
         kind, rows = case.split()
-        multiplies = everything if kind == "decode" else body
-        multiplying = int(rows) * multiplies / 1e9 / rate
-        found[case] = max(reading, multiplying) * by_engine[OURS] / int(rows)
+        logits = int(rows) if kind == "decode" else 1
+        least = sizes.least_seconds(ceilings, int(rows), logits)
+        found[case] = least * by_engine[OURS] / int(rows)
     return found
 
 
