@@ -9,7 +9,8 @@ import pytest
 from helpers.fake_service import make_engine
 
 from tinyserve.bench import growth
-from tinyserve.bench.growth import decode_steps, memory_table, pairs_of, start_table
+from tinyserve.bench.growth import decode_steps, pairs_of
+from tinyserve.bench.growth_tables import memory_table, start_table
 
 
 def test_each_step_decodes_every_stream() -> None:

@@ -13,7 +13,8 @@ from tinyserve.bench import ceilings, growth
 from tinyserve.bench.limits import Limit, Size, Sizes, rate_of
 from tinyserve.bench.offline_cases import configuration
 from tinyserve.bench.peers import shares
-from tinyserve.bench.report_targets import Target, at_limit, over_best, step_ratio
+from tinyserve.bench.report_measures import at_limit, over_best, step_ratio
+from tinyserve.bench.report_targets import Target
 from tinyserve.bench.results import Results
 from tinyserve.engine.build import build_engine
 

@@ -11,7 +11,8 @@ import pytest
 
 from tinyserve.bench import report
 from tinyserve.bench.report_blocks import BLOCKS, PLOTS, SHOWN
-from tinyserve.bench.report_targets import TARGETS, continuous_over_static, targets_table
+from tinyserve.bench.report_measures import continuous_over_static
+from tinyserve.bench.report_targets import TARGETS, targets_table
 from tinyserve.bench.results import Results
 
 REPOSITORY = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tinyserve.bench.spec_bench import cases_of, main, spec_parser
-from tinyserve.bench.spec_measure import switched_off
+from tinyserve.bench.spec_runs import switched_off
 from tinyserve.bench.spec_texts import WORKLOADS, conversation, random_ids, text
 
 

@@ -98,7 +98,7 @@ def kernels(result: Result) -> str:
 
 
 def growth(result: Result) -> str:
-    from tinyserve.bench.growth import report
+    from tinyserve.bench.growth_tables import report
 
     return report(dict(result))
 

@@ -36,7 +36,8 @@ from tinyserve.bench.common import (
     table,
     write_json,
 )
-from tinyserve.bench.spec_measure import PROPOSERS, STRANGER, Bench, Case
+from tinyserve.bench.spec_measure import PROPOSERS, STRANGER, Bench
+from tinyserve.bench.spec_runs import Case
 from tinyserve.bench.spec_texts import WORKLOADS
 
 IN_PAIRS = ("over all pairs", "in processor time")

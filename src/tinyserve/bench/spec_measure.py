@@ -13,13 +13,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from tinyserve.bench import spec_pairs
 from tinyserve.bench.common import model_section
 from tinyserve.bench.offline_cases import configuration
+from tinyserve.bench.spec_runs import Case, Run, accepted_share, switched_off
 from tinyserve.bench.spec_texts import conversation, random_ids, text
 from tinyserve.bench.stranger import write_stranger
 from tinyserve.config import SpecConfig, TinyServeConfig
@@ -38,55 +39,6 @@ from tinyserve.spec.proposer import Proposer
 PROPOSERS = ("ngram", "suffix", "draft_model", "random", "oracle")
 RANDOM_PROMPT = 96  # tokens
 STRANGER = "random"  # --draft-model: random weights with the model's vocabulary
-
-
-@dataclass(frozen=True)
-class Case:
-    """One configuration that is measured against plain decoding."""
-
-    workload: str
-    proposer: str
-    k: int
-    temperature: float
-    streams: int
-    control: bool
-
-
-@dataclass(frozen=True)
-class Run:
-    """What one measurement gave. `outputs`: the tokens of each stream."""
-
-    outputs: tuple[tuple[int, ...], ...]
-    num_tokens: int  # since every stream had its first
-    seconds: float
-    num_steps: int
-    num_drafts: int
-    num_accepted: int
-    off_after: float | None  # see `switched_off`
-
-    @property
-    def rate(self) -> float:
-        """Tokens a second, all streams together."""
-        return self.num_tokens / self.seconds
-
-
-def switched_off(steps: Sequence[tuple[float, bool]]) -> float | None:
-    """The seconds after which one step in ten or fewer had drafts, for the rest of the run, which
-    must be at least ten steps long. None if it never was so.
-
-    `steps`: (seconds since the beginning, whether it had drafts) of each.
-    """
-    with_drafts, off = 0, None
-    for index in range(len(steps) - 1, -1, -1):
-        with_drafts += steps[index][1]
-        if len(steps) - index >= 10 * max(1, with_drafts):
-            off = steps[index - 1][0] if index else 0.0
-    return off
-
-
-def accepted_share(num_accepted: int, num_drafts: int) -> float | None:
-    """Of the drafts; None of none."""
-    return num_accepted / num_drafts if num_drafts else None
 
 
 class Bench:
