@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.fake_service import make_engine
 
-from tinyserve.bench import growth
+from tinyserve.bench import growth, plots
 from tinyserve.bench.growth import decode_steps, pairs_of
 from tinyserve.bench.growth_tables import memory_table, start_table
 
@@ -57,6 +58,21 @@ def test_tables_by_hand() -> None:
     assert "median of 3 | 0.60 s |" in shown
     assert "| weights, packed | 80 MiB |" in shown
     assert "1.20x" in shown
+
+
+def test_the_plot_shows_the_limit_where_there_is_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    drawn: list[Any] = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: drawn.append(figure))
+    lines: list[dict[str, Any]] = [
+        {"streams": s, "context": c, "ms": 8.0 * s} for s, c in ((1, 64), (4, 64), (1, 256))
+    ]
+    plots.growth({"model": "m", "steps": lines}, "")
+    plots.growth({"model": "m", "steps": [{**x, "limit_ms": 5.0} for x in lines]}, "")
+    labels = [[line.get_label() for axis in f.axes for line in axis.lines] for f in drawn]
+    assert set(labels[1]) - set(labels[0]) == {"the machine's limit", "limit, 1 stream"}
 
 
 def test_an_unknown_part_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ time to the first token, between tokens and to the end, and goodput under a stat
 
 A trace (`--trace FILE`) is JSON lines of {"at": seconds, "prompt_tokens": n, "output_tokens": n}.
 Prompts are common words, about one token each, and begin with a number of their own, so that no
-prompt cache helps.
+prompt cache helps. A server that has answered a run knows its prompts: give the next another seed.
 """
 
 from __future__ import annotations

@@ -182,6 +182,7 @@ def growth(result: Mapping[str, Any], path: str) -> None:
         [p["streams"] for p in short], [p["ms"] for p in short], label="measured", **style(1)
     )
     if short:
+        _limit(by_streams, [p["streams"] for p in short], short, "the machine's limit")
         most, first = short[-1]["streams"], short[0]["ms"]
         label = "in proportion to streams"
         by_streams.plot([1, most], [first, first * most], "--", color="#999999", label=label)
@@ -194,6 +195,7 @@ def growth(result: Mapping[str, Any], path: str) -> None:
             label = f"{streams} stream" + "s" * (streams != "1")
             x, y = [p["context"] for p in line], [p["ms"] for p in line]
             by_context.plot(x, y, label=label, **style(index))
+            _limit(by_context, x, line, f"limit, {label}")
     by_context.set(xlabel="context, tokens", ylabel="decode step, ms", ylim=(0, None))
     if len(contexts) > 1:
         by_context.set_xscale("log", base=2)
@@ -204,6 +206,13 @@ def growth(result: Mapping[str, Any], path: str) -> None:
     most = 1.3 * max((mib for _, mib in samples), default=1.0)
     memory.set(xlabel="requests answered", ylabel="server's resident memory, MiB", ylim=(0, most))
     save(drawn, path)
+
+
+def _limit(axis: Any, x: Sequence[float], line: Sequence[Point], label: str) -> None:
+    """The least times that the machine allows, where the result has them."""
+    limits = [point.get("limit_ms") for point in line]
+    if None not in limits:
+        axis.plot(x, limits, ":", color=axis.lines[-1].get_color(), label=label)
 
 
 def _grouped(

@@ -1,4 +1,4 @@
-"""Figures that targets are set for, each read from one result; None where it lacks what is needed."""
+"""Figures that targets are set for, each read from one result; None where it lacks them."""
 
 from __future__ import annotations
 
