@@ -134,3 +134,14 @@ def test_limits_of_ratios() -> None:
     assert step_ratio((1, 4096))({"steps": steps}) == 2.5
     assert step_ratio((1, 4096), key="limit_ms")({"steps": steps}) == 2.0
     assert step_ratio((4, 64), key="limit_ms")({"steps": steps}) is None
+
+
+@pytest.mark.parametrize("name", ["peers-4bit", "peers-int8", "peers-f32", "growth"])
+def test_no_committed_result_is_faster_than_its_machine(name: str) -> None:
+    """A share beyond the limit would say that a ceiling was measured wrongly."""
+    result = Results(Path(__file__).parents[2] / "benchmarks").read(name) or {}
+    offline = result.get("offline", {})
+    shares = offline.get("shares", {}) if "sizes" in offline else {}
+    lines = [*result.get("steps", ()), *result.get("rows", ())]
+    found = [*shares.values(), *(x["limit_ms"] / x["ms"] for x in lines if x.get("limit_ms"))]
+    assert max(found, default=0.0) < 1.05
