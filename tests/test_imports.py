@@ -39,7 +39,7 @@ ENTRY_POINTS = {("server/app.py", "server", "cli")}
 
 # library -> the files that may import it (a folder ends with a slash)
 HOMES = {
-    "fastapi": ("server/",),
+    "fastapi": ("server/openapi.py",),
     "starlette": ("server/",),
     "uvicorn": ("server/",),
     "prometheus_client": ("server/",),
@@ -179,3 +179,9 @@ def test_offline_use_brings_in_no_web_framework_and_no_torch() -> None:
     added = modules_after("from tinyserve import LLM, SamplingParams, TinyServeConfig")
     assert "numpy" in added
     assert not added & (WEB | OPTIONAL)
+
+
+def test_a_server_starts_without_what_only_some_requests_need() -> None:
+    added = modules_after("import tinyserve.cli.serve, tinyserve.server.run")
+    assert {"starlette", "uvicorn", "pydantic", "numpy"} <= added
+    assert not added & (OPTIONAL | {"fastapi", "jinja2", "prometheus_client", "llguidance", "rich"})

@@ -14,21 +14,23 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 
-from fastapi import FastAPI, Request, Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
-import tinyserve
 from tinyserve.config import ServerConfig
 from tinyserve.engine.build import Engine
 from tinyserve.errors import EngineDeadError, TinyServeError
 from tinyserve.server.answer import failure_response
+from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.errors import failure, status_failure
 from tinyserve.server.gate import Gate
 from tinyserve.server.guards import OPEN_PATHS, KeyGuard
 from tinyserve.server.http import RootPath, request_id_header
 from tinyserve.server.messages_errors import in_dialect
 from tinyserve.server.observe.http import HTTPMeter
-from tinyserve.server.openapi import complete_document
+from tinyserve.server.openapi import Reference
 from tinyserve.server.routes import ROUTES
 from tinyserve.server.session import ClientGoneError
 from tinyserve.server.state import ServerState
@@ -42,7 +44,7 @@ def create_app(
     loading: Future[Engine] | None = None,
     config: ServerConfig | None = None,
     on_ready: Callable[[Engine], None] | None = None,
-) -> FastAPI:
+) -> Starlette:
     """The application for `engine`, or for the one that `loading` will hold.
 
     `on_ready` is told the engine when requests can be answered.
@@ -54,7 +56,7 @@ def create_app(
     state = ServerState(config)
 
     @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         waiting = None
         if engine is not None:
             state.start(engine)
@@ -65,14 +67,15 @@ def create_app(
             waiting.cancel()
         await asyncio.to_thread(state.stop)
 
-    app = FastAPI(title="tinyserve", version=tinyserve.__version__, lifespan=lifespan)
+    endpoints = Endpoints()
+    for add_routes in ROUTES:
+        add_routes(endpoints, state)
+    reference = Reference(endpoints, OPEN_PATHS if state.keys else None)
+    app = Starlette(routes=[*endpoints.routes(), *reference.routes()], lifespan=lifespan)
     app.state.tinyserve = state
     _add_middleware(app, state)
     app.add_middleware(HTTPMeter, metrics=state.observer.http)  # the last one is the outermost
     _add_error_handlers(app)
-    for add_routes in ROUTES:
-        add_routes(app, state)
-    complete_document(app, OPEN_PATHS if state.keys else None)
     return app
 
 
@@ -93,7 +96,7 @@ async def _wait(
         on_ready(engine)
 
 
-def _add_middleware(app: FastAPI, state: ServerState) -> None:
+def _add_middleware(app: Starlette, state: ServerState) -> None:
     config = state.config
     app.add_middleware(Gate)
     if config.root_path:
@@ -112,7 +115,7 @@ def _add_middleware(app: FastAPI, state: ServerState) -> None:
         )
 
 
-def _add_error_handlers(app: FastAPI) -> None:
+def _add_error_handlers(app: Starlette) -> None:
     async def on_error(request: Request, error: Exception) -> Response:
         if isinstance(error, ClientGoneError):
             return Response(status_code=499)  # nobody reads it

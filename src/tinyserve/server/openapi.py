@@ -1,18 +1,22 @@
-"""The OpenAPI document: what the routes, which read and check bodies themselves, leave unsaid.
+"""The OpenAPI document and the pages that show it, made by FastAPI for the first who asks.
 
-Request bodies are given by each route (`body_schema`); answers, errors and keys are added to the
-whole document by `complete_document`.
+What endpoints, which read and check bodies themselves, leave unsaid is added here: request bodies
+(`body_schema`), answers, errors and keys (`complete_document`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
 from pydantic import BaseModel
+from starlette.routing import Route
 
+import tinyserve
+from tinyserve.server.endpoints import Endpoint, Endpoints, NamedRoute
+from tinyserve.server.guards import DOC_PATHS
 from tinyserve.server.openapi_schemas import (
     ANSWERS,
     BOUNDS,
@@ -23,6 +27,11 @@ from tinyserve.server.openapi_schemas import (
     STREAMING,
     Schema,
 )
+from tinyserve.server.outlet import Scope, Send
+from tinyserve.server.session import Receive
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 _KEYS = {
     "bearer": {"type": "http", "scheme": "bearer"},
@@ -43,6 +52,54 @@ _ERRORS = {
 _WITHOUT_BODY = ("400", "401", "403", "404", "500", "503")
 _JSON = "application/json"
 _MODELS = "#/components/schemas/"
+
+
+class Reference:
+    """`/docs`, `/redoc` and `/openapi.json`, as an ASGI application.
+
+    `open_paths`: those that need no key; None where the server asks for none.
+    """
+
+    def __init__(self, endpoints: Endpoints, open_paths: AbstractSet[str] | None) -> None:
+        self._endpoints = endpoints
+        self._open_paths = open_paths
+        self._app: FastAPI | None = None
+
+    def routes(self) -> list[Route]:
+        return [NamedRoute(path, self, methods=["GET"]) for path in sorted(DOC_PATHS)]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app is None:
+            self._app = await asyncio.to_thread(
+                self._make
+            )  # half a second, mostly FastAPI's import
+        await self._app(scope, receive, send)
+
+    def _make(self) -> FastAPI:
+        from fastapi import FastAPI
+
+        app = FastAPI(title="tinyserve", version=tinyserve.__version__)
+        for endpoint in self._endpoints.all:
+            if endpoint.in_document:
+                app.add_api_route(
+                    endpoint.path,
+                    endpoint.handler,
+                    methods=[endpoint.method],
+                    openapi_extra=_told(endpoint),
+                )
+        complete_document(app, self._open_paths)
+        app.openapi()  # which it keeps
+        return app
+
+
+def _told(endpoint: Endpoint) -> dict[str, Any]:
+    """What FastAPI cannot read off a handler."""
+    told: dict[str, Any] = {}
+    if endpoint.body is not None:
+        told |= body_schema(endpoint.body)
+    if endpoint.parameters:
+        told["parameters"] = list(endpoint.parameters)
+    return told
 
 
 def complete_document(app: FastAPI, open_paths: AbstractSet[str] | None) -> None:
@@ -101,7 +158,7 @@ def _describe_keys(document: dict[str, Any], open_paths: AbstractSet[str]) -> No
 
 
 def body_schema(kind: type[BaseModel]) -> dict[str, Any]:
-    """What a route adds to its entry in the document."""
+    """The part of an endpoint's entry that says what its body is."""
     schema = kind.model_json_schema(ref_template=_MODELS + "{model}")
     definitions = schema.pop("$defs", {})
     for name, definition in definitions.items():

@@ -62,8 +62,8 @@ class ServerState:
         return self.bridge.death if self.bridge is not None else self._last_death
 
     def stop(self) -> None:
-        """Part from the engine: a cache of the web framework's keeps the routes, and so this, for
-        as long as the process lives.
+        """Part from the engine: where somebody has asked for the document, a cache of FastAPI's
+        keeps the routes, and so this, for as long as the process lives.
         """
         self.observer.stop()
         if self.bridge is not None:

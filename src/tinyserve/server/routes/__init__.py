@@ -1,11 +1,10 @@
-"""The routes, one file per area; each adds its own to an application."""
+"""The routes, one file per area; each adds its own endpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from fastapi import FastAPI
-
+from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.routes import (
     embeddings,
     messages,
@@ -18,7 +17,7 @@ from tinyserve.server.routes import (
 )
 from tinyserve.server.state import ServerState
 
-ROUTES: tuple[Callable[[FastAPI, ServerState], None], ...] = (
+ROUTES: tuple[Callable[[Endpoints, ServerState], None], ...] = (
     status.add_routes,
     observe.add_routes,
     openai.add_routes,

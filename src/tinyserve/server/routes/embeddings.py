@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tinyserve.server.answer import collect
 from tinyserve.server.embeddings import EmbeddingRequest, embedding_answer, embedding_job
+from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.http import client_of, read_json, request_id_header
-from tinyserve.server.openapi import body_schema
 from tinyserve.server.protocol import read_model
 from tinyserve.server.state import ServerState
 
 
-def add_routes(app: FastAPI, state: ServerState) -> None:
-    @app.post("/v1/embeddings", openapi_extra=body_schema(EmbeddingRequest))
+def add_routes(routes: Endpoints, state: ServerState) -> None:
+    @routes.post("/v1/embeddings", body=EmbeddingRequest)
     async def embeddings(request: Request) -> Response:
         service, bridge = state.ready()
         body = read_model(EmbeddingRequest, await read_json(request, state.config.max_body_size))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tinyserve.server import messages_body
 from tinyserve.server.answer import answer, json_response
 from tinyserve.server.chat_context import ChatContext
+from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.fitting import with_room_left
 from tinyserve.server.http import client_of, read_json
 from tinyserve.server.json_node import renamed
@@ -16,7 +18,6 @@ from tinyserve.server.messages_body import CountRequest, MessagesRequest
 from tinyserve.server.messages_errors import prompt_too_long
 from tinyserve.server.messages_input import read_conversation
 from tinyserve.server.messages_writer import MessageWriter
-from tinyserve.server.openapi import body_schema
 from tinyserve.server.protocol import as_chat_request, read_model
 from tinyserve.server.service import Prepared, Service
 from tinyserve.server.state import ServerState
@@ -31,8 +32,8 @@ def _names(body: MessagesRequest) -> dict[str, str]:
     return {name: own for name, own in _NAMES.items() if getattr(body, name) is None}
 
 
-def add_routes(app: FastAPI, state: ServerState) -> None:
-    @app.post("/v1/messages", openapi_extra=body_schema(MessagesRequest))
+def add_routes(routes: Endpoints, state: ServerState) -> None:
+    @routes.post("/v1/messages", body=MessagesRequest)
     async def messages(request: Request) -> Response:
         service, bridge = state.ready()
         body = read_model(MessagesRequest, await read_json(request, state.config.max_body_size))
@@ -42,7 +43,7 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
             prepared = await _prepared(service, body, client_of(request, body.user_id))
         return await answer(state, bridge, request, prepared)
 
-    @app.post("/v1/messages/count_tokens", openapi_extra=body_schema(CountRequest))
+    @routes.post("/v1/messages/count_tokens", body=CountRequest)
     async def count_tokens(request: Request) -> Response:
         service, _ = state.ready()
         body = read_model(CountRequest, await read_json(request, state.config.max_body_size))

@@ -6,12 +6,14 @@ import asyncio
 import math
 import time
 
-from fastapi import FastAPI, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 import tinyserve
 from tinyserve.engine.trace_events import trace_json
 from tinyserve.errors import RequestError
 from tinyserve.server.answer import json_response
+from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.errors import HTTPError
 from tinyserve.server.state import ServerState
 
@@ -31,19 +33,19 @@ SECONDS = {
 LOOK_S = 0.25  # how often a recording looks whether its client is still there
 
 
-def add_routes(app: FastAPI, state: ServerState) -> None:
-    @app.get("/metrics/", include_in_schema=False)
-    @app.get("/metrics")
-    async def metrics() -> Response:
+def add_routes(routes: Endpoints, state: ServerState) -> None:
+    @routes.get("/metrics/", in_document=False)
+    @routes.get("/metrics")
+    async def metrics(request: Request) -> Response:
         """Prometheus text: vLLM's metric names, and tinyserve's own."""
         return Response(await state.observer.exposition(), headers={"content-type": CONTENT_TYPE})
 
-    @app.get("/engine/state")
-    async def engine_state() -> Response:
+    @routes.get("/engine/state")
+    async def engine_state(request: Request) -> Response:
         """Requests, blocks and counters at one moment between two steps."""
         return json_response(await state.observer.view())
 
-    @app.get("/debug/trace", openapi_extra={"parameters": [SECONDS]})
+    @routes.get("/debug/trace", parameters=[SECONDS])
     async def debug_trace(request: Request) -> Response:
         """The engine's steps of the next `seconds`, for https://ui.perfetto.dev."""
         if not state.config.debug_trace:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import FastAPI, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tinyserve.server.answer import answer, json_response
 from tinyserve.server.chat_context import ChatContext
+from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.fitting import as_it_is, without_oldest
 from tinyserve.server.http import client_of, read_json
 from tinyserve.server.json_node import Node, renamed
-from tinyserve.server.openapi import body_schema
 from tinyserve.server.protocol import ChatRequest, as_chat_request, read_model
 from tinyserve.server.responses_body import (
     NOT_PASSED_ON,
@@ -42,8 +43,8 @@ def _names(body: ResponsesRequest) -> dict[str, str]:
     return {name: own for name, own in _NAMES.items() if getattr(body, name, None) is None}
 
 
-def add_routes(app: FastAPI, state: ServerState) -> None:
-    @app.post("/v1/responses", openapi_extra=body_schema(ResponsesRequest))
+def add_routes(routes: Endpoints, state: ServerState) -> None:
+    @routes.post("/v1/responses", body=ResponsesRequest)
     async def responses(request: Request) -> Response:
         service, bridge = state.ready()
         body = read_model(ResponsesRequest, await read_json(request, state.config.max_body_size))
@@ -54,7 +55,7 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
             prepared = await _prepared(service, body, client)
         return await answer(state, bridge, request, prepared)
 
-    @app.post("/v1/responses/input_tokens", openapi_extra=body_schema(ResponsesRequest))
+    @routes.post("/v1/responses/input_tokens", body=ResponsesRequest)
     async def input_tokens(request: Request) -> Response:
         """How many tokens the prompt of such a request has."""
         service, _ = state.ready()

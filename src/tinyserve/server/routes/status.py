@@ -2,44 +2,48 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 import tinyserve
 from tinyserve.errors import UnknownModelError
 from tinyserve.server.answer import json_response
+from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.service import ALIAS
 from tinyserve.server.state import ServerState
 
+NAME = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
 
-def add_routes(app: FastAPI, state: ServerState) -> None:
-    @app.post("/ping", include_in_schema=False)
-    @app.get("/ping")
-    @app.head("/health", include_in_schema=False)
-    @app.get("/health")
-    async def health() -> Response:
+
+def add_routes(routes: Endpoints, state: ServerState) -> None:
+    @routes.post("/ping", in_document=False)
+    @routes.get("/ping")
+    @routes.get("/health")
+    async def health(request: Request) -> Response:
         status, body = state.health()
         return json_response(body, status)
 
-    @app.get("/version")
-    async def version() -> Response:
+    @routes.get("/version")
+    async def version(request: Request) -> Response:
         return json_response({"version": tinyserve.__version__})
 
-    @app.get("/load")
-    async def load() -> Response:
+    @routes.get("/load")
+    async def load(request: Request) -> Response:
         """How many requests are under way, those that wait included."""
         _, bridge = state.ready()
         return json_response({"server_load": bridge.num_open})
 
-    @app.get("/v1/models")
-    async def models() -> Response:
+    @routes.get("/v1/models")
+    async def models(request: Request) -> Response:
         service, _ = state.ready()
         data = [service.model_object(name) for name in service.names]
         return json_response({"object": "list", "data": data})
 
-    @app.get("/v1/models/{name:path}")
-    async def model(name: str) -> Response:
+    @routes.get("/v1/models/{name:path}", parameters=[NAME])
+    async def model(request: Request) -> Response:
+        name = request.path_params["name"]
         if not name:  # /v1/models/
-            return await models()
+            return await models(request)
         service, _ = state.ready()
         if name not in (*service.names, ALIAS):
             raise UnknownModelError(name)

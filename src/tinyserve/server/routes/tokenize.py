@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Request, Response
 from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tinyserve.errors import RequestError
 from tinyserve.server.answer import json_response
+from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.extensions import FAST
 from tinyserve.server.http import read_json
-from tinyserve.server.openapi import body_schema
 from tinyserve.server.protocol import ChatRequest, as_chat_request, parse_body, read_model
 from tinyserve.server.service import Service
 from tinyserve.server.state import ServerState
@@ -54,11 +55,11 @@ class DetokenizeRequest(BaseModel):
     tokens: Annotated[list[int], FAST]
 
 
-def add_routes(app: FastAPI, state: ServerState) -> None:
+def add_routes(routes: Endpoints, state: ServerState) -> None:
     limit = state.config.max_body_size
 
-    @app.post("/v1/tokenize", openapi_extra=body_schema(TokenizeRequest))
-    @app.post("/tokenize", openapi_extra=body_schema(TokenizeRequest))
+    @routes.post("/v1/tokenize", body=TokenizeRequest)
+    @routes.post("/tokenize", body=TokenizeRequest)
     async def tokenize(request: Request) -> Response:
         service, _ = state.ready()
         body = read_model(TokenizeRequest, await read_json(request, limit))
@@ -68,8 +69,8 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
         strings = [text_of(i) for i in ids] if body.return_token_strs else None
         return json_response({**_counted(service, ids), "token_strs": strings})
 
-    @app.post("/v1/detokenize", openapi_extra=body_schema(DetokenizeRequest))
-    @app.post("/detokenize", openapi_extra=body_schema(DetokenizeRequest))
+    @routes.post("/v1/detokenize", body=DetokenizeRequest)
+    @routes.post("/detokenize", body=DetokenizeRequest)
     async def detokenize(request: Request) -> Response:
         service, _ = state.ready()
         body = read_model(DetokenizeRequest, await read_json(request, limit))
@@ -81,8 +82,8 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
         )
         return json_response({"prompt": text})
 
-    @app.get("/tokenizer_info")
-    async def tokenizer_info() -> Response:
+    @routes.get("/tokenizer_info")
+    async def tokenizer_info(request: Request) -> Response:
         """What evaluation harnesses ask for: the special tokens by name, and the chat template."""
         service, _ = state.ready()
         tokenizer = service.engine.intake.tokenizer
@@ -96,8 +97,8 @@ def add_routes(app: FastAPI, state: ServerState) -> None:
         }
         return json_response(said | dict(tokenizer.special_tokens))
 
-    @app.post("/apply-template", openapi_extra=body_schema(ChatRequest))
-    @app.post("/v1/chat/completions/render", openapi_extra=body_schema(ChatRequest))
+    @routes.post("/apply-template", body=ChatRequest)
+    @routes.post("/v1/chat/completions/render", body=ChatRequest)
     async def render(request: Request) -> Response:
         """The prompt of a chat request, as the model would read it."""
         service, _ = state.ready()

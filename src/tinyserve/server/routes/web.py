@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from fastapi import FastAPI, Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
+from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.state import ServerState
 from tinyserve.server.web import FILES, MEDIA_TYPES
 
@@ -39,25 +41,23 @@ HEADERS = {
 }
 
 
-def add_routes(app: FastAPI, state: ServerState) -> None:
+def add_routes(routes: Endpoints, state: ServerState) -> None:
     if not state.config.web_page:
         return
     for path, file in FILES.items():
-        _serve(app, path, file)
+        _serve(routes, path, file)
 
 
-def _serve(app: FastAPI, path: str, file: Path) -> None:
+def _serve(routes: Endpoints, path: str, file: Path) -> None:
     body = file.read_bytes()
     tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
     headers = {**HEADERS, "ETag": tag}
 
+    @routes.get(path, in_document=False)
     async def static(request: Request) -> Response:
         if _holds(request.headers.get("if-none-match", ""), tag):
             return Response(status_code=304, headers=headers)
         return Response(body, headers=headers, media_type=MEDIA_TYPES[file.suffix])
-
-    # The framework's own routes cost a millisecond and more each when the server starts.
-    app.router.add_route(path, static, methods=["GET"], include_in_schema=False)  # and HEAD
 
 
 def _holds(wanted: str, tag: str) -> bool:

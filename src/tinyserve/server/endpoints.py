@@ -1,0 +1,67 @@
+"""`Endpoints`: which function answers what, and what the API's document says of it.
+
+The routes are Starlette's. FastAPI is asked for the document alone (`openapi.py`), when somebody
+reads it: its import and its own routes would take two fifths of a server's start, and handlers here
+read and check their bodies themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Match, Route
+
+from tinyserve.server.outlet import Scope
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """One method of one path. `body` and `parameters` (OpenAPI's objects) are for the document."""
+
+    method: str
+    path: str
+    handler: Handler
+    body: type[BaseModel] | None = None
+    parameters: Sequence[dict[str, Any]] = ()
+    in_document: bool = True
+
+
+@dataclass
+class Endpoints:
+    """Collects them, by decorators that take an `Endpoint`'s further fields."""
+
+    all: list[Endpoint] = field(default_factory=list)
+
+    def get(self, path: str, **told: Any) -> Callable[[Handler], Handler]:
+        return self._adder("GET", path, told)
+
+    def post(self, path: str, **told: Any) -> Callable[[Handler], Handler]:
+        return self._adder("POST", path, told)
+
+    def routes(self) -> list[Route]:
+        """As they are served; where one answers GET, it answers HEAD too."""
+        return [NamedRoute(e.path, e.handler, methods=[e.method]) for e in self.all]
+
+    def _adder(self, method: str, path: str, told: dict[str, Any]) -> Callable[[Handler], Handler]:
+        def add(handler: Handler) -> Handler:
+            self.all.append(Endpoint(method, path, handler, **told))
+            return handler
+
+        return add
+
+
+class NamedRoute(Route):
+    """Leaves itself in the request's scope, for whoever counts requests by route."""
+
+    def matches(self, scope: Scope) -> tuple[Match, Any]:
+        match, found = super().matches(scope)
+        return match, {**found, "route": self}
