@@ -132,6 +132,17 @@ def test_policies_are_judged_at_one_rate_that_saturates_static() -> None:
     assert (ttft(result), speed(result)) == (8.0, 1.5), "not the 20 of another rate"
 
 
+def test_prompts_that_were_known_are_not_kept_quiet(tmp_path: Path) -> None:
+    spread = {"p50": 0.1, "p99": 0.2}
+    latencies = dict.fromkeys(("ttft_s", "inter_token_s", "e2e_s"), spread)
+    made = point("static", 8.0, 0.2, 100.0, prompt_tokens=200, cached_tokens=0, **latencies)
+    made["slo_attainment"] = 1.0
+    fresh = BLOCKS["pareto"](written(tmp_path, "pareto", {"points": [made]}))
+    assert "prefix cache" not in fresh
+    points = [made, {**made, "cached_tokens": 50}]
+    assert "Up to 25% of" in BLOCKS["pareto"](written(tmp_path, "pareto", {"points": points}))
+
+
 def test_policies_are_compared_round_by_round() -> None:
     def rounds(*pairs: tuple[float, float]) -> list[dict[str, float]]:
         return [{"output_tok_s": speed, "ttft_p99_s": wait} for speed, wait in pairs]

@@ -68,9 +68,13 @@ def peers(result: Result) -> str:
 
 
 def pareto(result: Result) -> str:
+    """All points; if prompts were known from before, which none should be, that is said."""
     from tinyserve.bench.sweep_pareto import report
 
-    return report(result["points"])
+    points = result["points"]
+    known = max(p.get("cached_tokens", 0) / p["prompt_tokens"] for p in points)
+    note = f"Up to {known:.0%} of a rate's prompt tokens were known to the prefix cache already."
+    return report(points) + (f"\n\n{note}" if known else "")
 
 
 def studies(result: Result) -> str:
