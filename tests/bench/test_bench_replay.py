@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.fake_service import make_engine
 
-from tinyserve.bench.latency import Record, summary
+from tinyserve.bench.latency import Record, keeps_up, summary
 from tinyserve.bench.replay import VirtualClock, replay, replay_conversations
 from tinyserve.bench.simulate import (
     Fleet,
@@ -144,6 +144,15 @@ def test_no_rate_and_no_round_has_prompts_of_another() -> None:
     assert len(set(prompts)) == len(prompts) == 2 * 2 * 8
     assert [point["cached_tokens"] for point in points] == [0] * 4
     assert [len(point["rounds"]) for point in points] == [2] * 4
+
+
+@pytest.mark.parametrize("count", [60, 600])
+def test_a_policy_keeps_up_until_it_is_saturated(count: int) -> None:
+    """Four seats of 40 tokens in steps of 0.01 s and more: about seven requests a second."""
+    for rate, is_kept in ((2.0, True), (4.0, True), (12.0, False), (20.0, False)):
+        clock = VirtualClock()
+        workload = Shape(count, rate, Span(16, 32), Span(40, 40)).make(1)
+        assert keeps_up(summary(replay(core(clock), workload, clock))) is is_kept, rate
 
 
 @pytest.mark.parametrize("simulate", [False, True])
