@@ -12,6 +12,7 @@ import dataclasses
 import hashlib
 import logging
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,7 @@ from tinyserve.models.weights import resolve_kv_dtype
 from tinyserve.spec.drafter import Drafter
 from tinyserve.text.grammar import GrammarCompiler
 from tinyserve.text.message_format import MessageFormat
+from tinyserve.text.spec import TokenizerSpec
 from tinyserve.text.template import read_chat_template
 from tinyserve.text.tokenizer import Tokenizer
 
@@ -70,13 +72,18 @@ def build_engine(config: TinyServeConfig, progress: Progress | None = None) -> E
     Raises ConfigError for settings that the model or the machine cannot meet, ModelLoadError for a
     model that cannot be read.
     """
-
     checkpoint = load_checkpoint(config.model.name, progress=progress)
     config, notes = resolve(config, checkpoint)
-    tokenizer = load_tokenizer(config.model, checkpoint)
-    runner = ModelRunner.create(
-        checkpoint, config.model, config.cache, config.scheduler, progress=progress
-    )
+    spec = tokenizer_spec(config.model, checkpoint)
+    # The tokenizer's library holds the interpreter while it works; reading weights does not.
+    with ThreadPoolExecutor(1, "tinyserve-tokenizer") as beside:
+        found = beside.submit(
+            Tokenizer.from_spec, spec, cache_dir(), fingerprint=checkpoint.fingerprint
+        )
+        runner = ModelRunner.create(
+            checkpoint, config.model, config.cache, config.scheduler, progress=progress
+        )
+    tokenizer = found.result()
     # Embeddings may be padded past the tokenizer's last id; such ids are never drawn.
     runner.known_vocab = min(runner.known_vocab, tokenizer.vocab_size)
     drafter = make_drafter(config, tokenizer, runner, progress)
@@ -139,12 +146,12 @@ def assemble(
     )
 
 
-def load_tokenizer(options: ModelOptions, checkpoint: Checkpoint) -> Tokenizer:
+def tokenizer_spec(options: ModelOptions, checkpoint: Checkpoint) -> TokenizerSpec:
     """The checkpoint's tokenizer, with `model.chat_template` in place of its own if that is set."""
     spec = checkpoint.tokenizer_spec()
     if options.chat_template is not None:
         spec = spec.with_chat_template(read_chat_template(options.chat_template))
-    return Tokenizer.from_spec(spec, cache_dir(), fingerprint=checkpoint.fingerprint)
+    return spec
 
 
 def resolve(config: TinyServeConfig, checkpoint: Checkpoint) -> tuple[TinyServeConfig, list[str]]:
