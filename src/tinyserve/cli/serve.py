@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -36,6 +37,8 @@ def _serve(config: TinyServeConfig) -> int:
     if wants_table(config.server):
         logger.setLevel(logging.WARNING)  # until `_announce`: the summary says it all
     loading = in_background(lambda: _load(config))
+    # None of its plugins is wanted, and to look for them it reads the metadata of every package.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
     from tinyserve.server.run import serve
 
