@@ -25,7 +25,7 @@ from tinyserve.config import (
 )
 from tinyserve.engine.core import EngineCore
 from tinyserve.engine.intake import Intake, ModelLimits
-from tinyserve.engine.memory import available_memory, total_memory
+from tinyserve.engine.memory import available_memory, give_back_freed, total_memory
 from tinyserve.engine.plan import Runner
 from tinyserve.engine.request import Pooling
 from tinyserve.engine.runner import ModelRunner
@@ -88,6 +88,7 @@ def build_engine(config: TinyServeConfig, progress: Progress | None = None) -> E
     runner.known_vocab = min(runner.known_vocab, tokenizer.vocab_size)
     drafter = make_drafter(config, tokenizer, runner, progress)
     engine = assemble(config, checkpoint, tokenizer, runner, notes, drafter)
+    give_back_freed()
     runner.note_process(engine.core.memory_report())
     return engine
 

@@ -1,7 +1,10 @@
-"""How much memory this process may use: the machine's, or its cgroup's where that is less."""
+"""How much memory this process may use: the machine's, or its cgroup's where that is less; what it
+uses, and what it can give back.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -33,6 +36,16 @@ def resident_memory() -> int:
     except (OSError, ValueError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def give_back_freed() -> None:
+    """Let the system have the pages that the C library keeps of what was freed.
+
+    Parsing a vocabulary leaves 8 MiB of them between what is still in use. Only glibc can be asked.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
 
 
 def _meminfo_available() -> int:

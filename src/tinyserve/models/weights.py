@@ -158,7 +158,8 @@ class _Loader:
         return self.cache.get(key, prepare)
 
     def _vector(self, name: str) -> F32:
-        return self.tensors.vector(name)
+        """A copy: a view would keep the whole file mapped."""
+        return np.array(self.tensors.vector(name))
 
 
 def _to_float(weight: Weight, dtype: str) -> FloatWeight:

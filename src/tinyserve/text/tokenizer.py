@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,7 @@ class Tokenizer:
         backend.no_truncation()  # some tokenizer.json files carry their training settings
         backend.no_padding()
         self._backend = backend
-        self._spec = spec
+        self._spec = replace(spec, gguf_vocab=None)  # which would keep the model's file open
         self._pieces = TokenPieces(backend)
         self._prefix = _prompt_prefix(backend, self.bos_token_id, spec.add_bos)
         self._has_warned = False

@@ -1,0 +1,48 @@
+"""`build_engine`: what it keeps of the files that a model came from."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.native import require_native
+from helpers.tiny_gguf import Q, write_tiny_gguf
+
+from tinyserve.config import TinyServeConfig
+from tinyserve.engine.build import build_engine
+from tinyserve.errors import ModelLoadError
+from tinyserve.models.synthetic import synthetic_checkpoint
+
+
+def config_of(path: Path) -> TinyServeConfig:
+    return TinyServeConfig.from_dict({"model": {"name": str(path)}, "cache": {"num_blocks": 64}})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_loaded_model_leaves_its_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mapped, its pages would stay beside the packed weights. Nor does it wait for a collection."""
+    require_native()
+    monkeypatch.setenv("TINYSERVE_CACHE", str(tmp_path / "cache"))
+    path = write_tiny_gguf(tmp_path / "model.gguf", synthetic_checkpoint(), Q.Q8_0)
+    gc.disable()
+    try:
+        for _ in ("from the file", "from the cache"):
+            engine = build_engine(config_of(path))
+            assert engine.core.memory_report()["weights"]["touched"] > 0
+            assert str(path) not in Path("/proc/self/maps").read_text()
+    finally:
+        gc.enable()
+
+
+def test_a_damaged_tokenizer_is_an_error_though_weights_load_beside_it(tmp_path: Path) -> None:
+    path = write_tiny_gguf(
+        tmp_path / "model.gguf",
+        synthetic_checkpoint(),
+        metadata={"tokenizer.ggml.pre": "no-such-family"},
+    )
+    with pytest.raises(ModelLoadError, match="no-such-family"):
+        build_engine(config_of(path))
