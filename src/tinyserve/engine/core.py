@@ -14,11 +14,11 @@ from typing import Any
 
 from tinyserve.config import SchedulerConfig
 from tinyserve.engine.admission import Limits, settle
-from tinyserve.engine.draws import add_rows, confirmed, read_positions, take_token
+from tinyserve.engine.draws import confirmed, read_positions, rows_of, take_tokens
 from tinyserve.engine.plan import Runner
 from tinyserve.engine.rejection import DrawRows, draw_coupled
 from tinyserve.engine.request import EngineRequest, EngineStats, FinishReason, RequestOutput
-from tinyserve.engine.sampling import SampledToken, SampleRow
+from tinyserve.engine.sampling import SampledToken
 from tinyserve.engine.scheduler import Scheduler
 from tinyserve.engine.sequence import Job, Sequence, Status
 from tinyserve.engine.snapshot import EngineSnapshot, take_snapshot
@@ -104,7 +104,7 @@ class EngineCore:
         planned = self.clock()
         logits = self.runner.run(step.plan)
         ran = self.clock()
-        rows, ends = self._rows(step.work)
+        rows, ends = rows_of(step.work)
         sampled = self._draw(logits, rows) if rows else []
         drawn = self.clock()
         begin = 0
@@ -164,32 +164,24 @@ class EngineCore:
             report.update(self._drafter.memory_report())
         return report
 
-    def _rows(self, work: list[Work]) -> tuple[list[SampleRow], list[int]]:
-        """The rows to draw or score, and for each chunk where its rows end."""
-        rows: list[SampleRow] = []
-        ends: list[int] = []
-        first_row = 0
-        for item in work:
-            if item.chunk.num_logits:
-                add_rows(rows, item, first_row)
-                first_row += item.chunk.num_logits
-            ends.append(len(rows))
-        return rows, ends
-
     def _commit(self, work: Work, sampled: list[SampledToken]) -> list[RequestOutput]:
         """Count the chunk as computed and give its draws to their sequences."""
-        seq, job = work.seq, work.seq.job
-        if seq.status is Status.FINISHED:  # failed with another choice in this step
+        seq, _, draft = work
+        job, drafts = seq.job, draft.token_ids
+        if seq.finish_reason is not None:  # it failed with another choice in this step
             return []
-        if work.drafts:
-            sampled = confirmed(sampled, work.drafts)
-        fault = job.fault or self._fault_in(job, sampled)
-        if fault is not None:
-            return self._fail(job, fault)
-        is_complete = work.end == len(seq.token_ids)
-        if is_complete and job.has_forked:
-            output = self._take(seq, sampled, work.drafts)
-            self._computed(seq, len(seq.token_ids) - 1)
+        if drafts:
+            sampled = confirmed(sampled, drafts)
+        if job.fault is not None:
+            return self._fail(job, job.fault)
+        for token in sampled:
+            if token.is_nan or token.is_blocked:
+                return self._fail(job, self._fault_of(job, token))
+        if sampled and job.has_forked:
+            output = self._take(seq, sampled, drafts)
+            seq.num_computed = num_computed = len(seq.token_ids) - 1
+            if num_computed not in seq.table.tail:
+                self._kv.publish(seq.table, seq.token_ids, num_computed)
             if output.finish_reason is not None:
                 self._release(seq, output.finish_reason)
             return [output]
@@ -197,8 +189,9 @@ class EngineCore:
             num_read = len(read_positions(work))
             job.reader.take(sampled[:num_read])
             sampled = sampled[num_read:]
-        self._computed(seq, work.end)
-        return self._first_tokens(job, sampled) if is_complete else []
+        seq.num_computed = work.end
+        self._kv.publish(seq.table, seq.token_ids, work.end)
+        return self._first_tokens(job, sampled) if work.end == len(seq.token_ids) else []
 
     def _first_tokens(self, job: Job, drawn: list[SampledToken]) -> list[RequestOutput]:
         """The prompt is computed: fork the other choices, and give each its first token."""
@@ -220,14 +213,8 @@ class EngineCore:
 
     def _take(self, seq: Sequence, drawn: list[SampledToken], drafts: list[int]) -> RequestOutput:
         """Append drawn tokens until one ends the choice."""
-        output = self._output(seq)
-        for token in drawn:
-            take_token(seq, token.token_id, output)
-            if output.finish_reason is not None:
-                break
+        output = take_tokens(seq, drawn)
         num_taken = len(output.new_token_ids)
-        if seq.job.params.logprobs is not None:
-            output.logprobs = drawn[:num_taken]
         self._num_generation_tokens += num_taken
         if self._drafter is not None:
             self._count_drafts(Outcome(seq.seq_id, len(drafts), num_taken - 1))
@@ -239,25 +226,9 @@ class EngineCore:
         for index in range(outcome.num_accepted):
             self._num_accepted_per_position[index] += 1
 
-    def _computed(self, seq: Sequence, num_computed: int) -> None:
-        """The KV of so many tokens is written and verified: full blocks may be shared."""
-        seq.num_computed = num_computed
-        self._kv.publish(seq.table, seq.token_ids, num_computed)
-
-    def _output(self, seq: Sequence) -> RequestOutput:
-        job = seq.job
-        return RequestOutput(
-            job.request.request_id,
-            seq.choice,
-            [],
-            "",
-            len(job.prompt_ids),
-            job.num_cached_tokens,
-        )
-
     def _end(self, seq: Sequence, reason: FinishReason) -> RequestOutput:
         """The last output of a choice that ends without another token."""
-        output = self._output(seq)
+        output = seq.new_output()
         output.finish_reason = reason
         return output
 
@@ -268,20 +239,17 @@ class EngineCore:
             job.reader.deliver(outputs[0])
         return outputs
 
-    def _fault_in(self, job: Job, sampled: list[SampledToken]) -> Exception | None:
-        """Why a request cannot go on after these draws."""
-        for token in sampled:
-            if token.is_nan:
-                self._num_corrupted += 1
-                return TinyServeError(
-                    f"request {job.request.request_id!r}: the model's logits are not numbers (NaN)"
-                )
-            if token.is_blocked:
-                return RequestError(
-                    "no token may come next: the request's grammar, allowed_token_ids, bad_words, "
-                    "logit_bias and min_tokens together rule out every one"
-                )
-        return None
+    def _fault_of(self, job: Job, token: SampledToken) -> Exception:
+        """Why a request cannot go on after this draw."""
+        if token.is_nan:
+            self._num_corrupted += 1
+            return TinyServeError(
+                f"request {job.request.request_id!r}: the model's logits are not numbers (NaN)"
+            )
+        return RequestError(
+            "no token may come next: the request's grammar, allowed_token_ids, bad_words, "
+            "logit_bias and min_tokens together rule out every one"
+        )
 
     def _fail(self, job: Job, error: Exception) -> list[RequestOutput]:
         """End every choice of a job."""

@@ -21,7 +21,27 @@ from tinyserve.spec.verify import num_confirmed
 Mask = NDArray[np.uint32]
 
 
-def add_rows(rows: list[SampleRow], work: Work, first_row: int) -> None:
+def rows_of(work: list[Work]) -> tuple[list[SampleRow], list[int]]:
+    """The rows to draw or score, and for each chunk where its rows end."""
+    rows: list[SampleRow] = []
+    ends: list[int] = []
+    first_row = 0
+    for item in work:
+        seq, chunk, _ = item
+        row = seq.row
+        if row is not None and chunk.num_logits == 1:  # nothing but tokens has come since the last
+            row.row = first_row
+            row.position = len(seq.token_ids)
+            rows.append(row)
+            first_row += 1
+        elif chunk.num_logits:
+            _add_rows(rows, item, first_row)
+            first_row += chunk.num_logits
+        ends.append(len(rows))
+    return rows, ends
+
+
+def _add_rows(rows: list[SampleRow], work: Work, first_row: int) -> None:
     """Append the rows of one chunk: those its prompt's reader wants, then the tokens to draw.
 
     `first_row` is where the chunk's logits begin among the step's. A prompt that is complete draws
@@ -41,7 +61,8 @@ def add_rows(rows: list[SampleRow], work: Work, first_row: int) -> None:
             rows += _draw_rows(choice, [], end - 1 + to_row)
         return
     if not work.drafts and seq.grammar is None and not job.may_ban:
-        rows.append(_same_row(seq, end - 1 + to_row))
+        seq.row = draw_row(seq, [], end - 1 + to_row)
+        rows.append(seq.row)
         return
     drawn = _draw_rows(seq, work.drafts, end - 1 - len(work.drafts) + to_row)
     for row, draft in zip(drawn, work.drafts, strict=False):  # the last row has none
@@ -75,16 +96,6 @@ def _draw_rows(seq: Sequence, drafts: list[int], first_row: int) -> list[SampleR
     return [
         draw_row(seq, drafts[:count], first_row + count, mask) for count, mask in enumerate(masks)
     ]
-
-
-def _same_row(seq: Sequence, first_row: int) -> SampleRow:
-    """The row of the next token where nothing but tokens has come since the last: that record."""
-    row = seq.row
-    if row is None:
-        row = seq.row = draw_row(seq, [], first_row)
-    row.row = first_row
-    row.position = len(seq.token_ids)
-    return row
 
 
 def draw_row(seq: Sequence, drafts: list[int], row: int, mask: Mask | None = None) -> SampleRow:
@@ -152,33 +163,46 @@ def confirmed(drawn: list[SampledToken], drafts: list[int]) -> list[SampledToken
     return drawn[: next(faults, count)]
 
 
-def take_token(seq: Sequence, token_id: int, output: RequestOutput) -> None:
-    """Append a drawn token, and write into `output` what came of it: the token, the text that
+def take_tokens(seq: Sequence, drawn: list[SampledToken]) -> RequestOutput:
+    """Append drawn tokens until one ends the choice. What came of them: the tokens, the text that
     became visible, and whether the choice ends.
 
     It ends at a stop id, else at a stop string, else at the length limit. A stop id stays in the
     ids; its text is shown only under include_stop_str_in_output.
     """
     job, text = seq.job, seq.text
-    seq.token_ids.append(token_id)
-    seq.output_ids.append(token_id)
-    output.new_token_ids.append(token_id)
-    if seq.grammar is not None:
-        seq.grammar.take(token_id)
-    if token_id in job.stop_ids:
-        output.finish_reason = "stop"
-        output.stop_reason = None if token_id in job.eos_ids else token_id
+    output = seq.new_output()
+    for token in drawn:
+        token_id = token.token_id
+        seq.token_ids.append(token_id)
+        seq.output_ids.append(token_id)
+        output.new_token_ids.append(token_id)
+        if seq.grammar is not None:
+            seq.grammar.take(token_id)
+        if token_id in job.stop_ids:
+            _stop_at(seq, token_id, output)
+            break
         if text is not None:
-            if job.params.include_stop_str_in_output:
-                output.new_text += text.push(token_id, False)
-            output.new_text += text.flush()
-        return
+            output.new_text += text.push(token_id, len(seq.output_ids) > job.params.min_tokens)
+            if text.stop_hit is not None:
+                output.finish_reason, output.stop_reason = "stop", text.stop_hit
+                break
+        if len(seq.token_ids) >= job.max_len:
+            output.finish_reason = "length"
+            if text is not None:
+                output.new_text += text.flush()
+            break
+    if job.params.logprobs is not None:
+        output.logprobs = drawn[: len(output.new_token_ids)]
+    return output
+
+
+def _stop_at(seq: Sequence, token_id: int, output: RequestOutput) -> None:
+    """A stop id ends the choice: EOS, without a stop reason, or one of `stop_token_ids`."""
+    job, text = seq.job, seq.text
+    output.finish_reason = "stop"
+    output.stop_reason = None if token_id in job.eos_ids else token_id
     if text is not None:
-        output.new_text += text.push(token_id, len(seq.output_ids) > job.params.min_tokens)
-        if text.stop_hit is not None:
-            output.finish_reason, output.stop_reason = "stop", text.stop_hit
-            return
-    if len(seq.token_ids) >= job.max_len:
-        output.finish_reason = "length"
-        if text is not None:
-            output.new_text += text.flush()
+        if job.params.include_stop_str_in_output:
+            output.new_text += text.push(token_id, False)
+        output.new_text += text.flush()

@@ -22,6 +22,7 @@ from collections import OrderedDict
 from typing import Protocol
 
 from tinyserve.engine.sequence import Sequence
+from tinyserve.engine.work import Work
 
 Order = tuple[int, float, int]  # Sequence.order
 
@@ -86,8 +87,8 @@ class Policy(Protocol):
         """A step begins; `num_members` were admitted and have not finished."""
         ...
 
-    def charge(self, seq: Sequence, end: int) -> None:
-        """This step computes the sequence's tokens up to `end`."""
+    def charge(self, work: list[Work]) -> None:
+        """This is what the step computes."""
         ...
 
 
@@ -121,7 +122,7 @@ class ContinuousPolicy:
     def begin_step(self, num_members: int) -> None:
         pass
 
-    def charge(self, seq: Sequence, end: int) -> None:
+    def charge(self, work: list[Work]) -> None:
         pass
 
 
@@ -213,9 +214,14 @@ class FairPolicy(ContinuousPolicy):
 
     def admitted(self, seq: Sequence) -> None:
         self.remove(seq)
-        self.charge(seq, len(seq.job.prompt_ids))  # now, so that a step seats others as well
+        self._charge(seq, len(seq.job.prompt_ids))  # now, so that a step seats others as well
 
-    def charge(self, seq: Sequence, end: int) -> None:
+    def charge(self, work: list[Work]) -> None:
+        for item in work:
+            self._charge(item.seq, item.end)
+
+    def _charge(self, seq: Sequence, end: int) -> None:
+        """The sequence's tokens up to `end` are served."""
         start, num_prompt = seq.num_charged, len(seq.job.prompt_ids)
         if end <= start:
             return

@@ -126,6 +126,7 @@ class Scheduler:
         self._displace()
         self._plan_decodes()
         self._plan_prompts()
+        self._policy.charge(self._work)
         self.counters.scheduled_tokens += self._config.max_num_batched_tokens - self._budget
         swap_out, swap_in, copies = self._kv.take_transfers()
         chunks = tuple([work.chunk for work in self._work])
@@ -152,29 +153,36 @@ class Scheduler:
             return
         reserve = int(self._running[0].num_uncomputed > 1)  # the oldest advances, decode or not
         drafts = self._propose() if self._drafter is not None else {}
-        for seq in tuple(self._running):  # preemption changes the list
-            start, end = seq.num_computed, len(seq.token_ids)
-            if end - start != 1 or seq.status is not Status.RUNNING:
+        decodes = [seq for seq in self._running if len(seq.token_ids) - seq.num_computed == 1]
+        for seq in decodes[: self._budget - reserve]:
+            if self._ran_out and seq.status is not Status.RUNNING:
+                continue  # preempted for the sake of an older one
+            start = seq.num_computed
+            block_ids = None if seq.seq_id in drafts else self._kv.append(seq.table, start)
+            if block_ids is None:
+                self._plan_decode(seq, drafts.get(seq.seq_id, NO_DRAFT))
                 continue
-            if self._budget <= reserve:
-                return
-            draft = drafts.get(seq.seq_id, NO_DRAFT)
-            if not self._kv.grow(seq.table, start, end + len(draft.token_ids)):
-                draft = NO_DRAFT
-                if not self._make_room(seq):
-                    continue
-            self._plan(seq, end, draft)
-            self._budget -= 1
-            if draft.token_ids:
-                self._count_drafts(len(draft.token_ids))
+            chunk = Chunk(seq.seq_id, start, (seq.token_ids[start],), block_ids, 1)
+            self._work.append(Work(seq, chunk, NO_DRAFT))
+            seq.step = self._step
+        self._budget -= len(self._work)
 
-    def _count_drafts(self, num_drafts: int) -> None:
-        self._budget -= num_drafts
-        self.counters.drafts += 1
-        self.counters.draft_tokens += num_drafts
+    def _plan_decode(self, seq: Sequence, draft: Draft) -> None:
+        """A decode with a draft, or one that blocks are short for."""
+        start, end = seq.num_computed, len(seq.token_ids)
+        if not self._kv.grow(seq.table, start, end + len(draft.token_ids)):
+            draft = NO_DRAFT
+            if not self._make_room(seq):
+                return
+        self._plan(seq, end, draft)
+        if draft.token_ids:
+            self._budget -= len(draft.token_ids)
+            self.counters.drafts += 1
+            self.counters.draft_tokens += len(draft.token_ids)
 
     def _propose(self) -> dict[int, Draft]:
-        """Drafts for this step's decodes, by sequence id, within the budget and every limit.
+        """Drafts for this step's decodes, by sequence id, none empty, within the budget and every
+        limit.
 
         Where blocks are short a draft gets what its sequence's last block holds: nobody is
         preempted for the sake of a guess.
@@ -204,8 +212,9 @@ class Scheduler:
             if seq.grammar is not None and draft.token_ids:
                 valid = seq.grammar.count_valid(draft.token_ids)
                 del draft.token_ids[valid:], draft.probs[valid:]
-            spare -= len(draft.token_ids)
-            drafts[seq.seq_id] = draft
+            if draft.token_ids:
+                spare -= len(draft.token_ids)
+                drafts[seq.seq_id] = draft
         return drafts
 
     def _make_room(self, seq: Sequence) -> bool:
@@ -225,7 +234,9 @@ class Scheduler:
         Each takes at most half of what is left, and what nobody wants goes to the oldest. So a long
         prompt keeps most of the budget, and a short one behind it gets through in a few steps.
         """
-        prompts = [s for s in self._running if len(s.token_ids) - s.num_computed > 1]
+        prompts: list[Sequence] = []
+        if len(self._work) < len(self._running):
+            prompts = [s for s in self._running if len(s.token_ids) - s.num_computed > 1]
         shares = []
         for index, seq in enumerate(prompts):
             shares.append(self._share(seq, is_first=index == 0))
@@ -322,9 +333,8 @@ class Scheduler:
             num_logits = 1 + len(drafts) if end == len(known) else 0
         block_ids = seq.table.ids(self._kv.blocks_for(end + len(drafts)))
         chunk = Chunk(seq.seq_id, start, (*known[start:end], *drafts), block_ids, num_logits)
-        self._work.append(Work(seq, chunk, draft, end, drafts))
+        self._work.append(Work(seq, chunk, draft))
         seq.step = self._step
-        self._policy.charge(seq, end)
 
 
 def _order(seq: Sequence) -> tuple[int, float, int]:

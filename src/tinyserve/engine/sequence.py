@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from tinyserve.engine.prompt_rows import PromptReader
-from tinyserve.engine.request import EngineRequest, FinishReason
+from tinyserve.engine.request import EngineRequest, FinishReason, RequestOutput
 from tinyserve.engine.sampling import SampleRow, SamplingParams
 from tinyserve.kv.block_table import BlockTable, Namespace
 
@@ -138,6 +138,18 @@ class Sequence:
     @property
     def num_uncomputed(self) -> int:
         return len(self.token_ids) - self.num_computed
+
+    def new_output(self) -> RequestOutput:
+        """What a step adds to this choice: nothing yet."""
+        job = self.job
+        return RequestOutput(
+            job.request.request_id,
+            self.choice,
+            [],
+            "",
+            len(job.prompt_ids),
+            job.num_cached_tokens,
+        )
 
     def __repr__(self) -> str:
         return (

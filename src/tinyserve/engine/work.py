@@ -6,36 +6,40 @@ sequences. A lap is what remains of a step for those who measure. Records only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from tinyserve.engine.plan import Chunk, StepPlan
 from tinyserve.engine.sequence import Sequence
 from tinyserve.spec.proposer import Draft
 
 
-@dataclass(slots=True)
-class Work:
-    """One sequence's chunk, and the draft that ends it: nothing, but for a decode. `end`: known
-    tokens up to which the chunk computes; `drafts`, the ids of the draft, come after them.
-    """
+class Work(NamedTuple):
+    """One sequence's chunk, and the draft that ends it: nothing, but for a decode."""
 
     seq: Sequence
     chunk: Chunk
     draft: Draft
-    end: int
-    drafts: list[int]
+
+    @property
+    def drafts(self) -> list[int]:
+        """The ids of the draft."""
+        return self.draft.token_ids
+
+    @property
+    def end(self) -> int:
+        """Known tokens up to which the chunk computes; the drafts come after them."""
+        chunk = self.chunk
+        return chunk.start + len(chunk.token_ids) - len(self.draft.token_ids)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """What was decided: the plan for the runner, and whose chunks they are, in the same order."""
 
     plan: StepPlan
     work: list[Work]
 
 
-@dataclass(frozen=True, slots=True)
-class Lap:
+class Lap(NamedTuple):
     """A step that has been computed, and when its parts ended, in seconds of `time.monotonic`."""
 
     step: Step

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 Namespace = tuple[tuple[str, str], ...]  # (kind, value) pairs; see prefix_cache.cache_namespace
+NOWHERE = range(0)
 
 
 class BlockTable:
@@ -27,6 +28,8 @@ class BlockTable:
         "num_published",
         "num_saved",
         "publishing",
+        "tail",
+        "tail_ids",
     )
 
     def __init__(self, namespace: Namespace = ()) -> None:
@@ -42,6 +45,8 @@ class BlockTable:
             True  # False after a hash collision: what follows has no parent in the cache
         )
         self._ids: tuple[int, ...] | None = None
+        self.tail = NOWHERE  # positions of the last block, while known to be this table's alone
+        self.tail_ids: tuple[int, ...] = ()  # the ids of all blocks up to that one
 
     def ids(self, num_blocks: int) -> tuple[int, ...]:
         """The first `num_blocks` block ids, cached between changes."""
@@ -51,5 +56,8 @@ class BlockTable:
         return ids if len(ids) == num_blocks else ids[:num_blocks]
 
     def changed(self) -> None:
-        """Forget the cached ids; called after each change of `blocks`."""
+        """Forget what is kept between changes; called after each change of `blocks`, and where the
+        last gets another owner.
+        """
         self._ids = None
+        self.tail = NOWHERE

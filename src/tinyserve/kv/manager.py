@@ -142,8 +142,24 @@ class KVManager:
         self.counters.cow_copies += len(shared)
         return True
 
+    def append(self, table: BlockTable, position: int) -> tuple[int, ...] | None:
+        """`grow` for one more token at `position`: the ids of all blocks up to its own, or None.
+
+        The same tuple until the token falls into another block.
+        """
+        if position not in table.tail:
+            if not self.grow(table, position, position + 1):
+                return None
+            num_before = position // self.block_size
+            table.tail = range(num_before * self.block_size, (num_before + 1) * self.block_size)
+            table.tail_ids = table.ids(num_before + 1)
+        return table.tail_ids
+
     def publish(self, table: BlockTable, tokens: Sequence[int], num_computed: int) -> None:
-        """Offer the full blocks of the first `num_computed` tokens, all written and verified."""
+        """Offer the full blocks of the first `num_computed` tokens, all written and verified.
+
+        There is nothing new to offer while `num_computed` is a position of `table.tail`.
+        """
         if num_computed < (table.num_published + 1) * self.block_size:
             return
         if not self.is_caching or not table.publishing:
@@ -169,6 +185,7 @@ class KVManager:
         child.keys = table.keys[:num_full]
         child.num_published = table.num_published
         child.publishing = table.publishing
+        table.changed()
         for block in child.blocks:
             self._allocator.retain(block)
         if child.blocks:
@@ -330,6 +347,11 @@ class KVManager:
         assert table.blocks or table.host_slots, "an empty table is still registered"
         assert not (table.blocks and table.host_slots), "a table is in two places"
         assert len(table.host_slots) == self.blocks_for(table.num_saved)
+        if table.tail:
+            index = table.tail.start // self.block_size
+            assert table.tail_ids == (*table.blocks[: index + 1],)
+            is_alone = self._allocator.num_refs(table.blocks[index]) == 1
+            assert is_alone or index < table.num_published, "another may write into the last block"
         assert len(set(table.blocks)) == len(table.blocks), "a block is twice in one table"
         parent: CachedBlock | None = None
         for index, block in enumerate(table.blocks):
