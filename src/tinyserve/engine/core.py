@@ -112,6 +112,7 @@ class EngineCore:
             outputs += self._commit(work, sampled[begin:end])
             begin = end
         self._num_steps += 1
+        self._num_generation_tokens += sum([len(output.new_token_ids) for output in outputs])
         self.lap = Lap(step, began, planned, ran, drawn, self.clock())
         if self._drafter is not None:
             self._drafter.learn(step.plan.num_tokens, self.lap.end - began, self._outcomes)
@@ -178,7 +179,9 @@ class EngineCore:
             if token.is_nan or token.is_blocked:
                 return self._fail(job, self._fault_of(job, token))
         if sampled and job.has_forked:
-            output = self._take(seq, sampled, drafts)
+            output = take_tokens(seq, sampled)
+            if self._drafter is not None:
+                self._count_drafts(seq, len(drafts), output)
             seq.num_computed = num_computed = len(seq.token_ids) - 1
             if num_computed not in seq.table.tail:
                 self._kv.publish(seq.table, seq.token_ids, num_computed)
@@ -201,7 +204,10 @@ class EngineCore:
         if drawn:
             for child in others:
                 self._scheduler.fork(first, child)
-            outputs = [self._take(s, [t], []) for s, t in zip(job.sequences, drawn, strict=True)]
+            outputs = [take_tokens(s, [t]) for s, t in zip(job.sequences, drawn, strict=True)]
+            if self._drafter is not None:
+                for seq, output in zip(job.sequences, outputs, strict=True):
+                    self._count_drafts(seq, 0, output)
             if job.reader is not None:
                 job.reader.deliver(outputs[0])
         else:
@@ -211,19 +217,12 @@ class EngineCore:
                 self._release(seq, output.finish_reason)
         return outputs
 
-    def _take(self, seq: Sequence, drawn: list[SampledToken], drafts: list[int]) -> RequestOutput:
-        """Append drawn tokens until one ends the choice."""
-        output = take_tokens(seq, drawn)
-        num_taken = len(output.new_token_ids)
-        self._num_generation_tokens += num_taken
-        if self._drafter is not None:
-            self._count_drafts(Outcome(seq.seq_id, len(drafts), num_taken - 1))
-        return output
-
-    def _count_drafts(self, outcome: Outcome) -> None:
-        self._outcomes.append(outcome)
-        self._num_accepted_tokens += outcome.num_accepted
-        for index in range(outcome.num_accepted):
+    def _count_drafts(self, seq: Sequence, num_drafts: int, output: RequestOutput) -> None:
+        """What became of the drafts before these tokens, the last of which is the target's own."""
+        num_accepted = len(output.new_token_ids) - 1
+        self._outcomes.append(Outcome(seq.seq_id, num_drafts, num_accepted))
+        self._num_accepted_tokens += num_accepted
+        for index in range(num_accepted):
             self._num_accepted_per_position[index] += 1
 
     def _end(self, seq: Sequence, reason: FinishReason) -> RequestOutput:

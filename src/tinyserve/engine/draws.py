@@ -170,12 +170,12 @@ def take_tokens(seq: Sequence, drawn: list[SampledToken]) -> RequestOutput:
     It ends at a stop id, else at a stop string, else at the length limit. A stop id stays in the
     ids; its text is shown only under include_stop_str_in_output.
     """
-    job, text = seq.job, seq.text
+    job, text, token_ids, output_ids = seq.job, seq.text, seq.token_ids, seq.output_ids
     output = seq.new_output()
     for token in drawn:
         token_id = token.token_id
-        seq.token_ids.append(token_id)
-        seq.output_ids.append(token_id)
+        token_ids.append(token_id)
+        output_ids.append(token_id)
         output.new_token_ids.append(token_id)
         if seq.grammar is not None:
             seq.grammar.take(token_id)
@@ -183,16 +183,16 @@ def take_tokens(seq: Sequence, drawn: list[SampledToken]) -> RequestOutput:
             _stop_at(seq, token_id, output)
             break
         if text is not None:
-            output.new_text += text.push(token_id, len(seq.output_ids) > job.params.min_tokens)
+            output.new_text += text.push(token_id, len(output_ids) > job.min_tokens)
             if text.stop_hit is not None:
                 output.finish_reason, output.stop_reason = "stop", text.stop_hit
                 break
-        if len(seq.token_ids) >= job.max_len:
+        if len(token_ids) >= job.max_len:
             output.finish_reason = "length"
             if text is not None:
                 output.new_text += text.flush()
             break
-    if job.params.logprobs is not None:
+    if job.has_logprobs:
         output.logprobs = drawn[: len(output.new_token_ids)]
     return output
 

@@ -55,9 +55,15 @@ class Job:
     fault: Exception | None = None
     params: SamplingParams = field(init=False)
     may_ban: bool = field(init=False)  # tokens may be banned for some of its draws
+    request_id: str = field(init=False)  # what each token asks for lies here, side by side
+    min_tokens: int = field(init=False)
+    has_logprobs: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.params = params = self.request.params
+        self.request_id = self.request.request_id
+        self.min_tokens = params.min_tokens
+        self.has_logprobs = params.logprobs is not None
         is_put_off = params.ignore_eos and bool(self.eos_ids)
         self.may_ban = is_put_off or params.min_tokens > 0 or bool(self.request.bad_words_ids)
 
@@ -143,7 +149,7 @@ class Sequence:
         """What a step adds to this choice: nothing yet."""
         job = self.job
         return RequestOutput(
-            job.request.request_id,
+            job.request_id,
             self.choice,
             [],
             "",

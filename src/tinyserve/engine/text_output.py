@@ -15,7 +15,7 @@ from tinyserve.text.tokenizer import Tokenizer
 class ChoiceText:
     """Text that became certain, cut where a stop string says so."""
 
-    __slots__ = ("_output", "_plain_texts", "stop_hit")
+    __slots__ = ("_detokenizer", "_output", "_plain_texts", "stop_hit")
 
     def __init__(
         self, tokenizer: Tokenizer, params: SamplingParams, visible_ids: frozenset[int]
@@ -27,7 +27,8 @@ class ChoiceText:
             skip_special_tokens=params.skip_special_tokens,
             visible_ids=visible_ids,
         )
-        self._plain_texts = self._output.plain_texts
+        self._detokenizer = self._output.only_detokenizer
+        self._plain_texts = self._detokenizer.plain_texts if self._detokenizer else None
         self.stop_hit: str | None = None
 
     def push(self, token_id: int, can_stop: bool) -> str:
@@ -35,8 +36,11 @@ class ChoiceText:
             text = self._plain_texts.get(token_id)
             if text is not None:  # nearly every token of a text without stop strings
                 return text
+        if self._detokenizer is not None:
+            text = self._detokenizer.push(token_id)
+            self._plain_texts = self._detokenizer.plain_texts
+            return text
         self.stop_hit = self._output.push(token_id, allow_stop=can_stop)
-        self._plain_texts = self._output.plain_texts
         return self._output.take()
 
     def flush(self) -> str:

@@ -6,8 +6,9 @@ be shown. It decides nothing about EOS, lengths or finish reasons.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
+from tinyserve.text.detokenizer import IncrementalDetokenizer
 from tinyserve.text.stops import StopChecker, special_stops
 from tinyserve.text.tokenizer import Tokenizer
 
@@ -64,12 +65,11 @@ class TextOutput:
         return new
 
     @property
-    def plain_texts(self) -> Mapping[int, str] | None:
-        """Texts of tokens that may be shown without a `push`: nothing is held back, there are no
-        stop strings. None: push each. Holds until the next `push`.
+    def only_detokenizer(self) -> IncrementalDetokenizer | None:
+        """Where there are no stop strings: what may be pushed to instead of this, until `finish`;
+        all the text of a token is what it returns.
         """
-        is_plain = self._checker.is_idle and not self._is_stopped
-        return self._detokenizer.plain_texts if is_plain else None
+        return self._detokenizer if self._checker.is_idle else None
 
     @property
     def text(self) -> str:
