@@ -37,7 +37,7 @@ class EmbeddingRequest(BaseModel):
     for it alone. `truncate_prompt_tokens` keeps the last tokens; -1 keeps what the context holds.
     """
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(defer_build=True, strict=True, extra="allow")
 
     input: Annotated[Any, WithJsonSchema(PROMPT_SCHEMA)] = None
     model: str | None = None

@@ -55,7 +55,9 @@ Object = dict[str, Any]
 class Extensions(BaseModel):
     """What a request may ask for on every endpoint that generates."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    # Deferred: each body's validator is made for its first request, some milliseconds, rather than
+    # all of them at every start.
+    model_config = ConfigDict(defer_build=True, strict=True, extra="allow", allow_inf_nan=False)
 
     priority: int | None = None
     cache_salt: str | None = None

@@ -34,7 +34,7 @@ _TEMPERATURE: dict[str, Any] = {
 class CountRequest(BaseModel):
     """`POST /v1/messages/count_tokens`: what of a request decides its prompt."""
 
-    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+    model_config = ConfigDict(defer_build=True, strict=True, extra="allow", allow_inf_nan=False)
 
     model: str | None = None
     messages: list[Any]

@@ -70,9 +70,12 @@ class Reference:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if self._app is None:
-            self._app = await asyncio.to_thread(
-                self._make
-            )  # half a second, mostly FastAPI's import
+            for endpoint in self._endpoints.all:
+                if endpoint.body is not None:  # validators are made on this thread alone
+                    endpoint.body.model_rebuild()
+                    await asyncio.sleep(0)
+            # Half a second, mostly FastAPI's import.
+            self._app = await asyncio.to_thread(self._make)
         await self._app(scope, receive, send)
 
     def _make(self) -> FastAPI:

@@ -49,7 +49,7 @@ SAMPLING_FIELDS = (
 class StreamOptions(BaseModel):
     """`stream_options`; neither is on unless asked for."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(defer_build=True, strict=True, extra="allow")
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -119,7 +119,7 @@ def _content(value: Any) -> Any:
 class ChatMessage(BaseModel):
     """One message of a conversation. `text.template` checks what its parts may be."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(defer_build=True, strict=True, extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Annotated[str | list[Any] | None, BeforeValidator(_content)] = None

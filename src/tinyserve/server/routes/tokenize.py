@@ -33,7 +33,7 @@ _CHAT_FIELDS = (
 class TokenizeRequest(BaseModel):
     """A `prompt`, or `messages` with what else decides their prompt."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(defer_build=True, strict=True, extra="allow")
 
     model: str | None = None
     prompt: str | None = None
@@ -49,7 +49,7 @@ class TokenizeRequest(BaseModel):
 class DetokenizeRequest(BaseModel):
     """Token ids, each in the vocabulary."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
+    model_config = ConfigDict(defer_build=True, strict=True, extra="allow")
 
     model: str | None = None
     tokens: Annotated[list[int], FAST]
