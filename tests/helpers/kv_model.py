@@ -107,12 +107,20 @@ class KVModel:
         """Plan to compute up to `end`, by default all that is known; no side effect on failure."""
         end = len(owner.tokens) if end is None else end
         before = snapshot(self.kv, self.owners)
-        if not self.kv.grow(owner.table, owner.num_computed, end):
+        if not self._grow(owner, end):
             assert snapshot(self.kv, self.owners) == before
             return False
         self.writes[owner] = end
         self.touched.add(owner)
         return True
+
+    def _grow(self, owner: Owner, end: int) -> bool:
+        """Room up to `end`; for one token by `append`, as for a decode."""
+        if end != owner.num_computed + 1:
+            return self.kv.grow(owner.table, owner.num_computed, end)
+        ids = self.kv.append(owner.table, owner.num_computed)
+        assert ids is None or ids == tuple(owner.table.blocks[: self.kv.blocks_for(end)])
+        return ids is not None
 
     def swap_out(self, owner: Owner) -> bool:
         before = snapshot(self.kv, self.owners)
@@ -157,7 +165,10 @@ class KVModel:
                 self.device[block][position % self.block_size] = self._slot(owner, position)
         for owner, end in self.writes.items():
             owner.num_computed = end
+            num_published = owner.table.num_published
+            is_within_tail = end in owner.table.tail
             self.kv.publish(owner.table, owner.tokens, end)
+            assert not is_within_tail or owner.table.num_published == num_published
         self.writes, self.touched = {}, set()
         self.verify()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -222,6 +223,43 @@ def test_a_draw_is_a_function_of_its_key(backend: Backend) -> None:
     assert together == alone[::-1]
     assert len(set(together)) > len(keys) - 4
     assert together == [int(keyed_uniform(*key) * 997) for key in keys]
+
+
+def test_draws_that_come_again_are_drawn_like_new_ones(rng: np.random.Generator) -> None:
+    """Kept arguments show nowhere: other rows and positions, grown outputs, other logits in the
+    same memory, other memory, other draws.
+    """
+    backend, vocab = NativeBackend(2), 200
+    logits = random_logits(rng, 8, vocab)
+    draws = [random_draw(rng, row, vocab) for row in range(8)]
+    for step in range(40):
+        if step % 13 == 12:
+            draws = [*draws[1:], random_draw(rng, 0, vocab)]
+        if step % 11 == 10:
+            logits = logits[:, :vocab].copy()
+        logits[:] = random_logits(rng, 8, vocab)
+        for draw in draws:
+            draw.row, draw.position = int(rng.integers(8)), draw.position + 1
+            if draw.output_ids is not None:
+                new_id = rng.integers(vocab, size=1).astype(np.int32)
+                draw.output_ids = np.concatenate([draw.output_ids, new_id])
+        fresh = [dataclasses.replace(draw, prepared=None) for draw in draws]
+        expected = NativeBackend(2).sample(logits, fresh)
+        for got, want, draw in zip(backend.sample(logits, draws), expected, draws, strict=True):
+            assert_same(got, want, draw)
+
+
+def test_what_was_drawn_is_the_callers_to_keep(native: NativeBackend) -> None:
+    logits = np.zeros((1, 50), np.float32)
+    draw = Draw(0, temperature=1.0, wants_probs=True, num_logprobs=2)
+    (first,) = native.sample(logits, [draw])
+    assert first.probs is not None
+    probs, top = first.probs.copy(), list(first.top)
+    logits[0, 7] = 30
+    (second,) = native.sample(logits, [draw])
+    assert second.top[0][0] == 7
+    assert list(first.top) == top
+    assert same_bits(first.probs, probs)
 
 
 def test_keyed_uniform_is_pinned() -> None:

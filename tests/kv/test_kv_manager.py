@@ -81,6 +81,59 @@ def test_a_fork_on_a_block_boundary_copies_nothing() -> None:
     model.step_end()
 
 
+def test_appending_gives_the_same_ids_until_a_token_falls_into_another_block() -> None:
+    kv = KVManager(4, 4)
+    owner = KVModel().new([1] * 5)
+    assert kv.open(owner.table, owner.tokens) == 0
+    ids = [kv.append(owner.table, position) for position in range(4, 10)]
+    assert all(a is ids[0] for a in ids[:4])
+    assert ids[0] == tuple(owner.table.blocks[:2])
+    assert ids[4] is ids[5]
+    assert ids[4] == tuple(owner.table.blocks)
+    kv.check()
+
+
+def test_appending_where_blocks_are_short_changes_nothing() -> None:
+    kv = KVManager(1, 4)
+    owner = KVModel().new([1] * 4)
+    kv.open(owner.table, owner.tokens)
+    assert kv.append(owner.table, 3) is not None
+    before = snapshot(kv, [owner])
+    assert kv.append(owner.table, 4) is None
+    assert snapshot(kv, [owner]) == before
+    assert kv.append(owner.table, 3) == (0,)
+
+
+def test_what_is_appended_after_a_fork_is_copied_first() -> None:
+    model = KVModel()
+    parent = model.compute([1] * 5)
+    parent.tokens += [4, 4]
+    assert model.write(parent, 6)
+    model.step_end()
+    child = model.fork(parent)
+    source = parent.table.blocks[1]
+    for owner in (parent, child):
+        ids = model.kv.append(owner.table, 6)
+        assert ids is not None
+        model.writes[owner] = 7
+    assert model.kv.counters.cow_copies == 1
+    assert {parent.table.blocks[1], child.table.blocks[1]} > {source}
+    model.step_end()
+
+
+def test_check_notices_a_last_block_that_has_another_owner() -> None:
+    kv = KVManager(4, 4, enable_prefix_caching=False)
+    owner = KVModel().new([1] * 5)
+    kv.open(owner.table, owner.tokens)
+    kv.append(owner.table, 5)
+    tail = owner.table.tail
+    kv.fork(owner.table, 5)
+    kv.check()
+    owner.table.tail = tail
+    with pytest.raises(AssertionError, match="another may write"):
+        kv.check()
+
+
 def test_a_copy_that_does_not_fit_changes_nothing() -> None:
     model = KVModel(num_blocks=2)
     parent = model.compute([1] * 6)

@@ -153,19 +153,20 @@ class Scheduler:
             return
         reserve = int(self._running[0].num_uncomputed > 1)  # the oldest advances, decode or not
         drafts = self._propose() if self._drafter is not None else {}
+        append, work = self._kv.append, self._work
         decodes = [seq for seq in self._running if len(seq.token_ids) - seq.num_computed == 1]
         for seq in decodes[: self._budget - reserve]:
             if self._ran_out and seq.status is not Status.RUNNING:
                 continue  # preempted for the sake of an older one
             start = seq.num_computed
-            block_ids = None if seq.seq_id in drafts else self._kv.append(seq.table, start)
+            block_ids = None if seq.seq_id in drafts else append(seq.table, start)
             if block_ids is None:
                 self._plan_decode(seq, drafts.get(seq.seq_id, NO_DRAFT))
                 continue
             chunk = Chunk(seq.seq_id, start, (seq.token_ids[start],), block_ids, 1)
-            self._work.append(Work(seq, chunk, NO_DRAFT))
+            work.append(Work(seq, chunk, NO_DRAFT))
             seq.step = self._step
-        self._budget -= len(self._work)
+        self._budget -= len(work)
 
     def _plan_decode(self, seq: Sequence, draft: Draft) -> None:
         """A decode with a draft, or one that blocks are short for."""

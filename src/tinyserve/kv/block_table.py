@@ -45,8 +45,10 @@ class BlockTable:
             True  # False after a hash collision: what follows has no parent in the cache
         )
         self._ids: tuple[int, ...] | None = None
-        self.tail = NOWHERE  # positions of the last block, while known to be this table's alone
-        self.tail_ids: tuple[int, ...] = ()  # the ids of all blocks up to that one
+        # For `KVManager.append`: positions of the last block, while nobody else owns it and those
+        # before it are published or never will be; and the ids of all blocks up to it.
+        self.tail = NOWHERE
+        self.tail_ids: tuple[int, ...] = ()
 
     def ids(self, num_blocks: int) -> tuple[int, ...]:
         """The first `num_blocks` block ids, cached between changes."""

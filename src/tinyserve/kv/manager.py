@@ -151,8 +151,10 @@ class KVManager:
             if not self.grow(table, position, position + 1):
                 return None
             num_before = position // self.block_size
-            table.tail = range(num_before * self.block_size, (num_before + 1) * self.block_size)
             table.tail_ids = table.ids(num_before + 1)
+            if table.num_published == num_before or not (self.is_caching and table.publishing):
+                first = num_before * self.block_size
+                table.tail = range(first, first + self.block_size)
         return table.tail_ids
 
     def publish(self, table: BlockTable, tokens: Sequence[int], num_computed: int) -> None:
