@@ -33,13 +33,15 @@ class SampleCall:
         self._wanting = [i for i, d in enumerate(draws) if d.wants_probs and d.target < 0]
         self._reported = [i for i, draw in enumerate(draws) if draw.num_logprobs >= 0]
         self._probs: dict[int, F32] = {}
-        self._results = np.zeros(num_rows, _RESULT)
+        results: Any = np.zeros(num_rows, _RESULT)
+        self._token_ids, self._failures = results["token_id"], results["failure"]
+        self._logprobs, self._ranks = results["logprob"], results["rank"]
         most = max([1, *[draw.num_logprobs for draw in draws]])
         self._top_ids = np.zeros((num_rows, most), np.int32)
         self._top_logprobs = np.zeros((num_rows, most), np.float32)
         self.arguments = (
             *(logits.ctypes.data, logits.strides[0] // 4, width, self._args, num_rows),
-            *map(address, (self._results, self._top_ids, self._top_logprobs)),
+            *map(address, (results, self._top_ids, self._top_logprobs)),
             most,
         )
 
@@ -59,8 +61,8 @@ class SampleCall:
 
     def tokens(self) -> list[SampledToken]:
         """What the call has drawn or scored."""
-        tokens = list(map(SampledToken, self._results["token_id"].tolist()))
-        failures = self._results["failure"].tolist()
+        tokens = list(map(SampledToken, self._token_ids.tolist()))
+        failures = self._failures.tolist()
         for i in self._reported:
             self._report(i, tokens[i])
         for i in self._wanting:
@@ -76,8 +78,8 @@ class SampleCall:
 
     def _report(self, i: int, token: SampledToken) -> None:
         count = min(self.draws[i].num_logprobs, self.logits.shape[1])
-        token.logprob = float(self._results["logprob"][i])
-        token.rank = int(self._results["rank"][i])
+        token.logprob = float(self._logprobs[i])
+        token.rank = int(self._ranks[i])
         token.top = tuple(
             zip(
                 self._top_ids[i, :count].tolist(),
