@@ -129,31 +129,49 @@ struct RowTile {
 template <int FORMAT, int R, int N, bool FETCH>
 TS_INLINE void score_tiles(const KeyValues<FORMAT>& kv, int first, int last, const QueryRow* rows, int d, float* scores) {
   using T = typename KeyValues<FORMAT>::T;
+  constexpr int LINE = KeyValues<FORMAT>::PER_LINE;  // features
   vf acc[R][N];
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) acc[r][n] = zero();
-  const T *ahead[N], *values[N];
-  for (int n = 0; n < N; ++n) {
+  const float* q[R];
+  const T *k[N], *ahead[N], *values[N];
+  int64_t stride[N];
+  each<R>([&](auto r) TS_LAMBDA {
+    q[r] = rows[r].q;
+    each<N>([&](auto n) TS_LAMBDA { acc[r][n] = zero(); });
+  });
+  each<N>([&](auto n) TS_LAMBDA {
     const int next = first + N + n;
-    ahead[n] = kv.tile(next < last && kv.tile(next).k_stride == LANES ? next : first + n).k;
+    k[n] = kv.tile(first + n).k;
+    stride[n] = kv.tile(first + n).k_stride;
+    ahead[n] = next < last && kv.tile(next).k_stride == LANES ? kv.tile(next).k : k[n];
     values[n] = kv.tile(first + n).v;
-  }
-  for (int i = 0; i < d; ++i) {
-    if (FETCH && i % KeyValues<FORMAT>::PER_LINE == 0)
-      for (int n = 0; n < N; ++n) {
+  });
+  auto feature = [&](int i) TS_LAMBDA {
+    each<N>([&](auto n) TS_LAMBDA {
+      forget();
+      vf key = KeyValues<FORMAT>::widen(k[n] + i * stride[n]);
+      pin(key);
+      each<R>([&](auto r) TS_LAMBDA {
+        acc[r][n] = fma(set1(q[r][i]), key, acc[r][n]);
+        pin(acc[r][n]);
+      });
+    });
+  };
+  int i = 0;
+  for (; i + LINE <= d; i += LINE) {
+    if (FETCH)
+      each<N>([&](auto n) TS_LAMBDA {
         __builtin_prefetch(ahead[n] + i * LANES, 0, 3);
         __builtin_prefetch(values[n] + i * LANES, 0, 2);
-      }
-    vf key[N];
-    for (int n = 0; n < N; ++n) key[n] = KeyValues<FORMAT>::widen(kv.tile(first + n).k + i * kv.tile(first + n).k_stride);
-    for (int r = 0; r < R; ++r)
-      for (int n = 0; n < N; ++n) acc[r][n] = fma(set1(rows[r].q[i]), key[n], acc[r][n]);
+      });
+    each<LINE>([&](auto j) TS_LAMBDA { feature(i + j); });
   }
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) {
+  for (; i < d; ++i) feature(i);
+  each<R>([&](auto r) TS_LAMBDA {
+    each<N>([&](auto n) TS_LAMBDA {
       if (FORMAT == INT8) acc[r][n] = mul(acc[r][n], load(kv.tile(first + n).k_scale));
       store(scores + r * PARTITION + (first + n) * LANES, acc[r][n]);
-    }
+    });
+  });
 }
 
 // The tiles of keys that this thread is likely to need next.
@@ -170,8 +188,10 @@ template <int FORMAT, int R, int N, bool FETCH>
 TS_INLINE void value_tiles(const KeyValues<FORMAT>& kv, int first, const QueryRow* rows, int begin, int end, const float* p, int dp,
                            int c, float* values, const Upcoming<FORMAT>& next) {
   vf acc[R][N];
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) acc[r][n] = load(values + r * dp + c + n * LANES);
+  auto sums = [&](auto f) TS_LAMBDA {
+    each<R>([&](auto r) TS_LAMBDA { each<N>([&](auto n) TS_LAMBDA { f(r, n, values + r * dp + c + n * LANES); }); });
+  };
+  sums([&](auto r, auto n, const float* from) TS_LAMBDA { acc[r][n] = load(from); });
   for (int key = begin, i = first; key < end; key += LANES, ++i) {
     const auto* v = kv.tile(i).v + c;
     bool all = true;
@@ -181,25 +201,28 @@ TS_INLINE void value_tiles(const KeyValues<FORMAT>& kv, int first, const QueryRo
       for (int j = 0; j < LANES; ++j) {
         if (FETCH)
           for (int n = 0; n < N; n += KeyValues<FORMAT>::PER_LINE) __builtin_prefetch(ahead + (j * N + n) * LANES, 0, 2);
-        for (int n = 0; n < N; ++n) {
-          const vf x = KeyValues<FORMAT>::widen(v + j * dp + n * LANES);
-          const float* weights = p + i * LANES + j;
-          asm("" : "+r"(weights));  // read again for each n: kept in registers, they would push sums out of them
-          for (int r = 0; r < R; ++r) acc[r][n] = fma(set1(weights[r * PARTITION]), x, acc[r][n]);
-        }
+        each<N>([&](auto n) TS_LAMBDA {
+          forget();
+          vf x = KeyValues<FORMAT>::widen(v + j * dp + n * LANES);
+          pin(x);
+          each<R>([&](auto r) TS_LAMBDA {
+            acc[r][n] = fma(set1(p[r * PARTITION + i * LANES + j]), x, acc[r][n]);
+            pin(acc[r][n]);
+          });
+        });
       }
       continue;
     }
-    for (int r = 0; r < R; ++r) {
+    each<R>([&](auto r) TS_LAMBDA {
       const int from = rows[r].lo > key ? rows[r].lo - key : 0;
       const int to = rows[r].hi - key < LANES ? rows[r].hi - key : LANES;
       for (int j = from; j < to; ++j)
-        for (int n = 0; n < N; ++n)
+        each<N>([&](auto n) TS_LAMBDA {
           acc[r][n] = fma(set1(p[r * PARTITION + i * LANES + j]), KeyValues<FORMAT>::widen(v + j * dp + n * LANES), acc[r][n]);
-    }
+        });
+    });
   }
-  for (int r = 0; r < R; ++r)
-    for (int n = 0; n < N; ++n) store(values + r * dp + c + n * LANES, acc[r][n]);
+  sums([&](auto r, auto n, float* to) TS_LAMBDA { store(to, acc[r][n]); });
 }
 
 // Call f(R, N)(first row, first step) so that R rows x N steps cover rows x steps, about six registers of sixteen lanes at

@@ -4,6 +4,8 @@
 // of rows, so every tile shape gives the same bits. Integer sums inside a group are exact; the group's end is the same
 // two fused multiply-adds everywhere:  acc = fma(sum, w_scale * a_scale, acc);  acc = fma(w_min, a_sum, acc).
 #pragma once
+#include <algorithm>
+
 #include "abi.h"
 #include "simd.h"
 
@@ -11,13 +13,12 @@ namespace {
 
 constexpr int ROW_BLOCK = 128;  // rows that share one pass over a panel; their activations stay in L2
 
-// Quantized activations of a row block: int8 per group of 32 for u4 weights, int16 per group for int8 weights.
+// Quantized activations of a tile of R rows, int8 per group of 32 for u4 weights, int16 per group for int8 weights. Rows lie
+// side by side, so that a tile reads one stream: q[word][R] with 4-byte words along the features, scale and sum [group][R].
 struct Acts {
-  const uint8_t* q;   // [rows][k] int8 or int16
-  int64_t q_stride;   // bytes
-  const float* scale;  // [rows][groups]
-  const float* sum;    // [rows][groups]: scale * sum of q
-  int64_t s_stride;    // floats
+  const uint8_t* q;
+  const float* scale;
+  const float* sum;  // scale * sum of q
 };
 
 TS_INLINE int64_t group_bytes(const Weight& w) {
@@ -31,32 +32,69 @@ TS_INLINE int64_t panel_bytes(const Weight& w) {
 }
 TS_INLINE vf load_scale(const uint8_t* p, bool f16) { return f16 ? load_f16((const uint16_t*)p) : load((const float*)p); }
 
-// Ask for bytes from .. to of the panel that comes next, so that it streams in while this one is used by every row.
-TS_INLINE void fetch_ahead(const uint8_t* next, int64_t from, int64_t to) {
-  if (next)
-    for (int64_t i = from; i < to; i += 64) __builtin_prefetch(next + i, 0, 2);
+// What comes next, to stream in while this panel is used by every row: `bytes` at `next` (or none), asked for in steps.
+struct Ahead {
+  const uint8_t* next;
+  int64_t bytes;
+  int steps;  // of a tile
+};
+// A tile's part of it.
+class Fetch {
+ public:
+  Fetch(const Ahead& a, int tile, int tiles) : share_(a.next ? a.bytes / (int64_t(tiles) * a.steps) + 1 : 0) {
+    at_ = due_ = a.next ? a.next + int64_t(tile) * a.steps * share_ : nullptr;
+  }
+  TS_INLINE void step() {
+    due_ += share_;
+    for (; at_ < due_; at_ += 64) __builtin_prefetch(at_, 0, 2);
+  }
+
+ private:
+  int64_t share_;
+  const uint8_t *at_, *due_;
+};
+
+// A run of input features of a panel. Rows meet one block of float weights after another, so that the block and what they
+// multiply with it stay in L1; `c` carries their sums.
+struct Block {
+  const Weight& w;
+  const uint8_t* data;
+  int steps;   // features (float weights) or groups
+  bool first;  // sums begin at zero
+};
+template <int R>
+TS_INLINE void begin(const Block& b, const float* c, vf (&acc)[R]) {
+  each<R>([&](auto r) TS_LAMBDA { acc[r] = b.first ? zero() : load(c + r * LANES); });
+}
+template <int R>
+TS_INLINE void keep(const vf (&acc)[R], float* c) {
+  each<R>([&](auto r) TS_LAMBDA { store(c + r * LANES, acc[r]); });
 }
 
 // ---- rows in tiles ----------------------------------------------------------------------------------------------
 
-// tile<rows>(first), for a number of rows that is known only now.
+// tile<rows>(first, fetch), for a number of rows that is known only now.
 template <int R, class F>
-TS_INLINE void one_tile(int first, int rows, F&& tile) {
+TS_INLINE void one_tile(int first, int rows, const Fetch& fetch, F&& tile) {
   if constexpr (R > 1) {
-    if (rows < R) return one_tile<R - 1>(first, rows, tile);
+    if (rows < R) return one_tile<R - 1>(first, rows, fetch, tile);
   }
-  tile.template operator()<R>(first);
+  tile.template operator()<R>(first, fetch);
 }
 
-// As few tiles as R rows allow, of even sizes: 7 rows are 4 + 3 rather than 6 + 1, since a tile unpacks the panel anew.
+// As few tiles as R rows allow, of even sizes: 7 rows are 4 + 3 rather than 6 + 1, since a tile unpacks the block anew.
+struct Tiles {
+  int count, size, larger;  // the first `larger` tiles have one row more
+  Tiles(int rows, int most) : count((rows + most - 1) / most), size(rows / count), larger(rows % count) {}
+  int rows(int tile) const { return size + (tile < larger); }
+  int first(int tile) const { return tile * size + std::min(tile, larger); }
+  int of(int row) const { return row < larger * (size + 1) ? row / (size + 1) : (row - larger) / size; }
+};
+
 template <int R, class F>
-TS_INLINE void in_tiles(int rows, F&& tile) {
-  int first = 0;
-  for (int left = (rows + R - 1) / R; left > 0; --left) {
-    const int size = (rows - first + left - 1) / left;
-    one_tile<R>(first, size, tile);
-    first += size;
-  }
+TS_INLINE void in_tiles(int rows, const Ahead& ahead, F&& tile) {
+  const Tiles tiles(rows, R);
+  for (int i = 0; i < tiles.count; ++i) one_tile<R>(tiles.first(i), tiles.rows(i), Fetch(ahead, i, tiles.count), tile);
 }
 
 // ---- quantizing activations -------------------------------------------------------------------------------------
@@ -83,10 +121,13 @@ TS_INLINE void store_i8(int8_t* q, const float* p) {
 
 // One row: q = round(x * limit / max|x|) per group, half to even. A group that holds a NaN or an infinity gets a NaN
 // scale, so that the damage shows in this row's results and nowhere else.
+// Values and scales go to row `r` of the `rows` of its tile.
 template <class T>
-inline void quantize_row(const float* x, int k, int group, T* q, float* scale, float* sum) {
+inline void quantize_row(const float* x, int k, int group, T* q, float* scale, float* sum, int r, int rows) {
   constexpr float limit = sizeof(T) == 1 ? 127.0f : 32767.0f;
-  for (int g = 0; g < k / group; ++g, x += group, q += group) {
+  constexpr int WORD = 4 / sizeof(T);
+  q += r * WORD, scale += r, sum += r;
+  for (int g = 0; g < k / group; ++g, x += group, scale += rows, sum += rows) {
     vf biggest = zero(), poison = zero();
     for (int i = 0; i < group; i += LANES) {
       const vf v = load(x + i);
@@ -101,12 +142,14 @@ inline void quantize_row(const float* x, int k, int group, T* q, float* scale, f
       float rounded[LANES];
       const vf v = finite && inverse < 3.0e38f ? round(mul(load(x + i), set1(inverse))) : zero();
       store(rounded, v);
-      if constexpr (sizeof(T) == 1) store_i8(q + i, rounded);
-      else store_i16(q + i, rounded);
+      T narrow[LANES];
+      if constexpr (sizeof(T) == 1) store_i8(narrow, rounded);
+      else store_i16(narrow, rounded);
+      for (int j = 0; j < LANES; j += WORD, q += rows * WORD) memcpy(q, narrow + j, 4);
       total = add(total, v);
     }
-    scale[g] = finite ? top / limit : NAN;
-    sum[g] = scale[g] * sum_lanes(total);  // the sum itself is a small integer: exact in any order
+    *scale = finite ? top / limit : NAN;
+    *sum = *scale * sum_lanes(total);  // the sum itself is a small integer: exact in any order
   }
 }
 
@@ -119,17 +162,23 @@ TS_INLINE vf load_weights(const uint8_t* p, int64_t k) {
   else return load_bf16((const uint16_t*)p + k * LANES);
 }
 
+constexpr int FLOAT_STEP = 4;  // features between two looks at what to fetch
+
 template <int FORMAT, int R>
-TS_INLINE void float_tile(const uint8_t* panel, const uint8_t* next, int k, const float* x, int64_t stride, float* c) {
+TS_INLINE void float_tile(const Block& b, Fetch fetch, const float* x, int64_t stride, float* c) {
   vf acc[R];
-  for (int r = 0; r < R; ++r) acc[r] = zero();
-  constexpr int64_t bytes = LANES * (FORMAT == F32 ? 4 : 2);
-  for (int i = 0; i < k; ++i) {
-    fetch_ahead(next, i * bytes, (i + 1) * bytes);
-    const vf w = load_weights<FORMAT>(panel, i);
-    for (int r = 0; r < R; ++r) acc[r] = fma(set1(x[r * stride + i]), w, acc[r]);
+  begin(b, c, acc);
+  auto step = [&](int i) TS_LAMBDA {
+    const vf w = load_weights<FORMAT>(b.data, i);
+    each<R>([&](auto r) TS_LAMBDA { acc[r] = fma(set1(x[r * stride + i]), w, acc[r]); });
+  };
+  int i = 0;
+  for (; i + FLOAT_STEP <= b.steps; i += FLOAT_STEP) {
+    fetch.step();
+    each<FLOAT_STEP>([&](auto u) TS_LAMBDA { step(i + u); });
   }
-  for (int r = 0; r < R; ++r) store(c + r * LANES, acc[r]);
+  for (; i < b.steps; ++i) step(i);
+  keep(acc, c);
 }
 
 #if defined(TS_ISA_AVX512)
@@ -140,14 +189,13 @@ constexpr int FLOAT_ROWS = 6;
 
 template <int FORMAT>
 struct FloatTiles {
-  const uint8_t *panel, *next;
-  int k;
+  Block b;
   const float* x;
   int64_t stride;
   float* c;
   template <int R>
-  TS_INLINE void operator()(int row) const {
-    float_tile<FORMAT, R>(panel, row == 0 ? next : nullptr, k, x + row * stride, stride, c + row * LANES);
+  TS_INLINE void operator()(int row, const Fetch& fetch) const {
+    float_tile<FORMAT, R>(b, fetch, x + row * stride, stride, c + row * LANES);
   }
 };
 
@@ -183,16 +231,17 @@ TS_INLINE __m256i broadcast4(const uint8_t* p) {
 
 // WIDE: the panel went through widen_u4.
 template <int R, bool WIDE>
-inline void u4_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, const Acts& a, float* c) {
+inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
+  const Weight& w = b.w;
+  const uint8_t* panel = b.data;
   const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
   const int64_t step = WIDE ? U4_WIDE : group_bytes(w);
   vf acc[R];
-  for (int r = 0; r < R; ++r) acc[r] = zero();
-  for (int g = 0; g < w.k / 32; ++g, panel += step) {
-    fetch_ahead(next, g * group_bytes(w), (g + 1) * group_bytes(w));
+  begin(b, c, acc);
+  for (int g = 0; g < b.steps; ++g, panel += step) {
+    fetch.step();
     __m256i s0[R], s1[R];
-#pragma GCC unroll 8
-    for (int j = 0; j < 8; ++j) {
+    each<8>([&](auto j) TS_LAMBDA {
       __m256i w0, w1;
       if (WIDE) {
         w0 = _mm256_loadu_si256((const __m256i*)(panel + 64 * j));
@@ -202,16 +251,15 @@ inline void u4_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, 
         w0 = _mm256_and_si256(both, low);
         w1 = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
       }
-#pragma GCC unroll 6
-      for (int r = 0; r < R; ++r) {
-        const __m256i x = broadcast4(a.q + r * a.q_stride + 32 * g + 4 * j);
+      each<R>([&](auto r) TS_LAMBDA {
+        const __m256i x = broadcast4(a.q + ((8 * g + j) * R + r) * 4);
         const __m256i p0 = _mm256_maddubs_epi16(w0, x), p1 = _mm256_maddubs_epi16(w1, x);
         s0[r] = j == 0 ? p0 : _mm256_add_epi16(s0[r], p0);  // at most 8 * 2 * 15 * 127: fits int16
         s1[r] = j == 0 ? p1 : _mm256_add_epi16(s1[r], p1);
         // Pin the order: left alone, the compiler issues all products first and spills every register.
         asm("" : "+x"(s0[r]), "+x"(s1[r]));
-      }
-    }
+      });
+    });
     const int64_t scale_bytes = LANES * (w.f16_scale ? 2 : 4);
     vf scale, least;
     if (WIDE) {
@@ -221,27 +269,28 @@ inline void u4_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, 
       scale = load_scale(panel + U4_VALUES, w.f16_scale);
       least = load_scale(panel + U4_VALUES + scale_bytes, w.f16_scale);
     }
-#pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
+    each<R>([&](auto r) TS_LAMBDA {
       const vf sum = {_mm256_cvtepi32_ps(_mm256_madd_epi16(s0[r], ones)), _mm256_cvtepi32_ps(_mm256_madd_epi16(s1[r], ones))};
-      acc[r] = fma(sum, mul(scale, set1(a.scale[r * a.s_stride + g])), acc[r]);
-      acc[r] = fma(least, set1(a.sum[r * a.s_stride + g]), acc[r]);
-    }
+      acc[r] = fma(sum, mul(scale, set1(a.scale[g * R + r])), acc[r]);
+      acc[r] = fma(least, set1(a.sum[g * R + r]), acc[r]);
+    });
   }
-  for (int r = 0; r < R; ++r) store(c + r * LANES, acc[r]);
+  keep(acc, c);
 }
 constexpr int U4_ROWS = 6;
 
 #elif defined(TS_ISA_AVX512)
 
 template <int R, bool WIDE>
-inline void u4_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, const Acts& a, float* c) {
+inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
+  const Weight& w = b.w;
+  const uint8_t* panel = b.data;
   const __m256i low = _mm256_set1_epi8(15);
   const int64_t step = WIDE ? U4_WIDE : group_bytes(w);
   vf acc[R];
-  for (int r = 0; r < R; ++r) acc[r] = zero();
-  for (int g = 0; g < w.k / 32; ++g, panel += step) {
-    fetch_ahead(next, g * group_bytes(w), (g + 1) * group_bytes(w));
+  begin(b, c, acc);
+  for (int g = 0; g < b.steps; ++g, panel += step) {
+    fetch.step();
     __m512i s[R];
     for (int r = 0; r < R; ++r) s[r] = _mm512_setzero_si512();
 #pragma GCC unroll 8
@@ -256,7 +305,7 @@ inline void u4_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, 
       }
       for (int r = 0; r < R; ++r) {
         int32_t word;
-        memcpy(&word, a.q + r * a.q_stride + 32 * g + 4 * j, 4);
+        memcpy(&word, a.q + ((8 * g + j) * R + r) * 4, 4);
         s[r] = _mm512_dpbusd_epi32(s[r], wide, _mm512_set1_epi32(word));
       }
     }
@@ -264,28 +313,30 @@ inline void u4_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, 
     const vf scale = WIDE ? load((const float*)(panel + LANES * 32)) : load_scale(panel + U4_VALUES, w.f16_scale);
     const vf least = WIDE ? load((const float*)(panel + LANES * 32) + LANES) : load_scale(panel + U4_VALUES + scale_bytes, w.f16_scale);
     for (int r = 0; r < R; ++r) {
-      acc[r] = fma({_mm512_cvtepi32_ps(s[r])}, mul(scale, set1(a.scale[r * a.s_stride + g])), acc[r]);
-      acc[r] = fma(least, set1(a.sum[r * a.s_stride + g]), acc[r]);
+      acc[r] = fma({_mm512_cvtepi32_ps(s[r])}, mul(scale, set1(a.scale[g * R + r])), acc[r]);
+      acc[r] = fma(least, set1(a.sum[g * R + r]), acc[r]);
     }
   }
-  for (int r = 0; r < R; ++r) store(c + r * LANES, acc[r]);
+  keep(acc, c);
 }
 constexpr int U4_ROWS = 8;
 
 #else
 
 template <int R, bool WIDE>
-inline void u4_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, const Acts& a, float* c) {
+inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
+  const Weight& w = b.w;
+  const uint8_t* panel = b.data;
   const int64_t step = WIDE ? U4_WIDE : group_bytes(w);
   const int64_t scale_bytes = LANES * (w.f16_scale ? 2 : 4);
   vf acc[R];
-  for (int r = 0; r < R; ++r) acc[r] = zero();
-  for (int g = 0; g < w.k / 32; ++g, panel += step) {
-    fetch_ahead(next, g * group_bytes(w), (g + 1) * group_bytes(w));
+  begin(b, c, acc);
+  for (int g = 0; g < b.steps; ++g, panel += step) {
+    fetch.step();
     int32_t sums[R][LANES] = {};
     for (int j = 0; j < 8; ++j)
       for (int r = 0; r < R; ++r) {
-        const int8_t* x = (const int8_t*)a.q + r * a.q_stride + 32 * g + 4 * j;
+        const int8_t* x = (const int8_t*)a.q + ((8 * g + j) * R + r) * 4;
         for (int column = 0; column < LANES; ++column)
           for (int i = 0; i < 4; ++i) {
             const int byte = 4 * (column & 7) + i;
@@ -299,11 +350,11 @@ inline void u4_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, 
     for (int r = 0; r < R; ++r) {
       float f[LANES];
       for (int i = 0; i < LANES; ++i) f[i] = static_cast<float>(sums[r][i]);
-      acc[r] = fma(load(f), mul(scale, set1(a.scale[r * a.s_stride + g])), acc[r]);
-      acc[r] = fma(least, set1(a.sum[r * a.s_stride + g]), acc[r]);
+      acc[r] = fma(load(f), mul(scale, set1(a.scale[g * R + r])), acc[r]);
+      acc[r] = fma(least, set1(a.sum[g * R + r]), acc[r]);
     }
   }
-  for (int r = 0; r < R; ++r) store(c + r * LANES, acc[r]);
+  keep(acc, c);
 }
 constexpr int U4_ROWS = 4;
 
@@ -315,83 +366,87 @@ constexpr int U4_ROWS = 4;
 #if defined(TS_ISA_AVX2)
 
 template <int R>
-inline void int8_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, const Acts& a, float* c) {
+inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
+  const Weight& w = b.w;
+  const uint8_t* panel = b.data;
   const int64_t values = int64_t(LANES) * w.group, scale_bytes = LANES * (w.f16_scale ? 2 : 4);
   vf acc[R];
-  for (int r = 0; r < R; ++r) acc[r] = zero();
-  for (int g = 0; g < w.k / w.group; ++g, panel += group_bytes(w)) {
-    fetch_ahead(next, g * group_bytes(w), (g + 1) * group_bytes(w));
+  begin(b, c, acc);
+  for (int g = 0; g < b.steps; ++g, panel += group_bytes(w)) {
+    fetch.step();
     __m256i s0[R], s1[R];
-    for (int r = 0; r < R; ++r) s0[r] = s1[r] = _mm256_setzero_si256();
-    const uint8_t* x = a.q + int64_t(2) * w.group * g;
-#pragma GCC unroll 4
-    for (int j = 0; j < w.group / 2; ++j) {
-      const __m256i w0 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(panel + 32 * j)));
-      const __m256i w1 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(panel + 32 * j + 16)));
-#pragma GCC unroll 6
-      for (int r = 0; r < R; ++r) {
-        const __m256i pair = broadcast4(x + r * a.q_stride + 4 * j);
-        s0[r] = _mm256_add_epi32(s0[r], _mm256_madd_epi16(w0, pair));
-        s1[r] = _mm256_add_epi32(s1[r], _mm256_madd_epi16(w1, pair));
-        asm("" : "+x"(s0[r]), "+x"(s1[r]));  // pin the order, as in u4_tile
-      }
-    }
+    each<R>([&](auto r) TS_LAMBDA { s0[r] = s1[r] = _mm256_setzero_si256(); });
+    const uint8_t* x = a.q + int64_t(2) * w.group * g * R;
+    for (int i = 0; i < w.group / 2; i += 8, x += 8 * R * 4)
+      each<8>([&](auto j) TS_LAMBDA {
+        const __m256i w0 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(panel + 32 * (i + j))));
+        const __m256i w1 = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)(panel + 32 * (i + j) + 16)));
+        each<R>([&](auto r) TS_LAMBDA {
+          const __m256i pair = broadcast4(x + (j * R + r) * 4);
+          s0[r] = _mm256_add_epi32(s0[r], _mm256_madd_epi16(w0, pair));
+          s1[r] = _mm256_add_epi32(s1[r], _mm256_madd_epi16(w1, pair));
+          asm("" : "+x"(s0[r]), "+x"(s1[r]));  // pin the order, as in u4_tile
+        });
+      });
     const vf scale = load_scale(panel + values, w.f16_scale);
-#pragma GCC unroll 6
-    for (int r = 0; r < R; ++r) {
+    each<R>([&](auto r) TS_LAMBDA {
       const vf sum = {_mm256_cvtepi32_ps(s0[r]), _mm256_cvtepi32_ps(s1[r])};
-      acc[r] = fma(sum, mul(scale, set1(a.scale[r * a.s_stride + g])), acc[r]);
-      if (w.has_min) acc[r] = fma(load_scale(panel + values + scale_bytes, w.f16_scale), set1(a.sum[r * a.s_stride + g]), acc[r]);
-    }
+      acc[r] = fma(sum, mul(scale, set1(a.scale[g * R + r])), acc[r]);
+      if (w.has_min) acc[r] = fma(load_scale(panel + values + scale_bytes, w.f16_scale), set1(a.sum[g * R + r]), acc[r]);
+    });
   }
-  for (int r = 0; r < R; ++r) store(c + r * LANES, acc[r]);
+  keep(acc, c);
 }
-constexpr int INT8_ROWS = 6;
+constexpr int INT8_ROWS = 4;
 
 #elif defined(TS_ISA_AVX512)
 
 template <int R>
-inline void int8_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, const Acts& a, float* c) {
+inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
+  const Weight& w = b.w;
+  const uint8_t* panel = b.data;
   const int64_t values = int64_t(LANES) * w.group, scale_bytes = LANES * (w.f16_scale ? 2 : 4);
   vf acc[R];
-  for (int r = 0; r < R; ++r) acc[r] = zero();
-  for (int g = 0; g < w.k / w.group; ++g, panel += group_bytes(w)) {
-    fetch_ahead(next, g * group_bytes(w), (g + 1) * group_bytes(w));
+  begin(b, c, acc);
+  for (int g = 0; g < b.steps; ++g, panel += group_bytes(w)) {
+    fetch.step();
     __m512i s[R];
     for (int r = 0; r < R; ++r) s[r] = _mm512_setzero_si512();
-    const uint8_t* x = a.q + int64_t(2) * w.group * g;
+    const uint8_t* x = a.q + int64_t(2) * w.group * g * R;
     for (int j = 0; j < w.group / 2; ++j) {
       const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(panel + 32 * j)));
       for (int r = 0; r < R; ++r) {
         int32_t pair;
-        memcpy(&pair, x + r * a.q_stride + 4 * j, 4);
+        memcpy(&pair, x + (j * R + r) * 4, 4);
         s[r] = _mm512_dpwssd_epi32(s[r], wide, _mm512_set1_epi32(pair));
       }
     }
     const vf scale = load_scale(panel + values, w.f16_scale);
     for (int r = 0; r < R; ++r) {
-      acc[r] = fma({_mm512_cvtepi32_ps(s[r])}, mul(scale, set1(a.scale[r * a.s_stride + g])), acc[r]);
-      if (w.has_min) acc[r] = fma(load_scale(panel + values + scale_bytes, w.f16_scale), set1(a.sum[r * a.s_stride + g]), acc[r]);
+      acc[r] = fma({_mm512_cvtepi32_ps(s[r])}, mul(scale, set1(a.scale[g * R + r])), acc[r]);
+      if (w.has_min) acc[r] = fma(load_scale(panel + values + scale_bytes, w.f16_scale), set1(a.sum[g * R + r]), acc[r]);
     }
   }
-  for (int r = 0; r < R; ++r) store(c + r * LANES, acc[r]);
+  keep(acc, c);
 }
 constexpr int INT8_ROWS = 8;
 
 #else
 
 template <int R>
-inline void int8_tile(const Weight& w, const uint8_t* panel, const uint8_t* next, const Acts& a, float* c) {
+inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
+  const Weight& w = b.w;
+  const uint8_t* panel = b.data;
   const int64_t values = int64_t(LANES) * w.group, scale_bytes = LANES * (w.f16_scale ? 2 : 4);
   vf acc[R];
-  for (int r = 0; r < R; ++r) acc[r] = zero();
-  for (int g = 0; g < w.k / w.group; ++g, panel += group_bytes(w)) {
-    fetch_ahead(next, g * group_bytes(w), (g + 1) * group_bytes(w));
+  begin(b, c, acc);
+  for (int g = 0; g < b.steps; ++g, panel += group_bytes(w)) {
+    fetch.step();
     int32_t sums[R][LANES] = {};
     for (int j = 0; j < w.group / 2; ++j)
       for (int r = 0; r < R; ++r) {
         int16_t pair[2];
-        memcpy(pair, a.q + r * a.q_stride + int64_t(2) * w.group * g + 4 * j, 4);
+        memcpy(pair, a.q + int64_t(2) * w.group * g * R + (j * R + r) * 4, 4);
         const int8_t* q = (const int8_t*)panel + 32 * j;
         for (int column = 0; column < LANES; ++column)
           sums[r][column] += q[2 * column] * pair[0] + q[2 * column + 1] * pair[1];
@@ -400,62 +455,86 @@ inline void int8_tile(const Weight& w, const uint8_t* panel, const uint8_t* next
     for (int r = 0; r < R; ++r) {
       float f[LANES];
       for (int i = 0; i < LANES; ++i) f[i] = static_cast<float>(sums[r][i]);
-      acc[r] = fma(load(f), mul(scale, set1(a.scale[r * a.s_stride + g])), acc[r]);
-      if (w.has_min) acc[r] = fma(load_scale(panel + values + scale_bytes, w.f16_scale), set1(a.sum[r * a.s_stride + g]), acc[r]);
+      acc[r] = fma(load(f), mul(scale, set1(a.scale[g * R + r])), acc[r]);
+      if (w.has_min) acc[r] = fma(load_scale(panel + values + scale_bytes, w.f16_scale), set1(a.sum[g * R + r]), acc[r]);
     }
   }
-  for (int r = 0; r < R; ++r) store(c + r * LANES, acc[r]);
+  keep(acc, c);
 }
 constexpr int INT8_ROWS = 4;
 
 #endif
 
-// ---- a panel over any number of rows ----------------------------------------------------------------------------
-
-TS_INLINE Acts rows_from(const Acts& a, int row) {
-  return {a.q + row * a.q_stride, a.q_stride, a.scale + row * a.s_stride, a.sum + row * a.s_stride, a.s_stride};
+// Where the activations of the tile that begins at `row` lie.
+template <class Q>
+TS_INLINE Acts acts_of(const Weight& w, const Acts& a, int64_t row) {
+  const int64_t at = row * (w.k / w.group);
+  return {a.q + row * w.k * sizeof(Q), a.scale + at, a.sum + at};
 }
 
+template <bool WIDE>
 struct U4Tiles {
-  const Weight& w;
-  const uint8_t *panel, *next;
+  Block b;
   const Acts& a;
   float* c;
-  bool wide;
   template <int R>
-  TS_INLINE void operator()(int row) const {
-    if (wide) u4_tile<R, true>(w, panel, row == 0 ? next : nullptr, rows_from(a, row), c + row * LANES);
-    else u4_tile<R, false>(w, panel, row == 0 ? next : nullptr, rows_from(a, row), c + row * LANES);
+  TS_INLINE void operator()(int row, const Fetch& fetch) const {
+    u4_tile<R, WIDE>(b, fetch, acts_of<int8_t>(b.w, a, row), c + row * LANES);
   }
 };
 
 struct Int8Tiles {
-  const Weight& w;
-  const uint8_t *panel, *next;
+  Block b;
   const Acts& a;
   float* c;
   template <int R>
-  TS_INLINE void operator()(int row) const {
-    int8_tile<R>(w, panel, row == 0 ? next : nullptr, rows_from(a, row), c + row * LANES);
+  TS_INLINE void operator()(int row, const Fetch& fetch) const {
+    int8_tile<R>(b, fetch, acts_of<int16_t>(b.w, a, row), c + row * LANES);
   }
 };
 
-constexpr int WIDEN_FROM_ROWS = 32;
+// ---- a panel over any number of rows ----------------------------------------------------------------------------
+
+constexpr int FLOAT_BLOCK = 128;       // features of a block: it and six rows of activations take half of L1
+constexpr int WIDEN_FROM_ROWS = 32;    // of a four-bit panel; two-byte weights gain from the second tile on
+
+// Rows of the largest tile that integer weights of a format meet: the layout of their activations.
+TS_INLINE int tile_rows(int format) { return format == U4 ? U4_ROWS : INT8_ROWS; }
+
+template <int FORMAT>
+inline void float_panel(const Weight& w, const uint8_t* panel, const uint8_t* next, const float* x, int64_t stride, int rows, float* c,
+                        uint8_t* wide) {
+  constexpr int64_t bytes = LANES * (FORMAT == F32 ? 4 : 2);
+  for (int k = 0; k < w.k; k += FLOAT_BLOCK) {
+    const Block b = {w, panel + k * bytes, std::min(FLOAT_BLOCK, w.k - k), k == 0};
+    const Ahead ahead = {next ? next + k * bytes : nullptr, b.steps * bytes, std::max(1, b.steps / FLOAT_STEP)};
+    if (FORMAT == F32 || rows <= FLOAT_ROWS) {
+      in_tiles<FLOAT_ROWS>(rows, ahead, FloatTiles<FORMAT>{b, x + k, stride, c});
+    } else {
+      for (int i = 0; i < b.steps; ++i) store((float*)wide + i * LANES, load_weights<FORMAT>(b.data, i));
+      in_tiles<FLOAT_ROWS>(rows, ahead, FloatTiles<F32>{{w, wide, b.steps, b.first}, x + k, stride, c});
+    }
+  }
+}
+
+inline void u4_panel(const Weight& w, const uint8_t* panel, const Ahead& ahead, const Acts& a, int rows, float* c, uint8_t* wide) {
+  const int groups = w.k / 32;
+  if (rows < WIDEN_FROM_ROWS) return in_tiles<U4_ROWS>(rows, ahead, U4Tiles<false>{{w, panel, groups, true}, a, c});
+  widen_u4(w, panel, wide);
+  in_tiles<U4_ROWS>(rows, ahead, U4Tiles<true>{{w, wide, groups, true}, a, c});
+}
 
 // c[rows][16] = activations x panel. `x` for float weights, `a` for integer ones; `next` is the panel to fetch meanwhile,
-// or 0; `wide` is scratch for widen_u4.
+// or 0; `wide` is scratch for widened weights.
 inline void run_panel(const Weight& w, const uint8_t* panel, const uint8_t* next, const float* x, int64_t x_stride, const Acts& a,
                       int rows, float* c, uint8_t* wide) {
+  const int groups = w.group ? w.k / w.group : 0;
   switch (w.format) {
-    case F32: return in_tiles<FLOAT_ROWS>(rows, FloatTiles<F32>{panel, next, w.k, x, x_stride, c});
-    case F16: return in_tiles<FLOAT_ROWS>(rows, FloatTiles<F16>{panel, next, w.k, x, x_stride, c});
-    case BF16: return in_tiles<FLOAT_ROWS>(rows, FloatTiles<BF16>{panel, next, w.k, x, x_stride, c});
-    case INT8: return in_tiles<INT8_ROWS>(rows, Int8Tiles{w, panel, next, a, c});
-    case U4: {
-      const bool widened = rows >= WIDEN_FROM_ROWS;
-      if (widened) widen_u4(w, panel, wide);
-      return in_tiles<U4_ROWS>(rows, U4Tiles{w, widened ? wide : panel, next, a, c, widened});
-    }
+    case F32: return float_panel<F32>(w, panel, next, x, x_stride, rows, c, wide);
+    case F16: return float_panel<F16>(w, panel, next, x, x_stride, rows, c, wide);
+    case BF16: return float_panel<BF16>(w, panel, next, x, x_stride, rows, c, wide);
+    case INT8: return in_tiles<INT8_ROWS>(rows, {next, panel_bytes(w), groups}, Int8Tiles{{w, panel, groups, true}, a, c});
+    case U4: return u4_panel(w, panel, {next, panel_bytes(w), groups}, a, rows, c, wide);
   }
 }
 

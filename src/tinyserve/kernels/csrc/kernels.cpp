@@ -8,7 +8,7 @@
 
 namespace {
 
-static_assert(PANEL == LANES && KEY_PARTITION == PARTITION && MAX_ROWS_PER_TASK == ROW_BLOCK && SPLIT_MAX_ROWS == TILE_ROWS,
+static_assert(PANEL == LANES && KEY_PARTITION == PARTITION && MAX_ROWS_PER_TASK == ROW_BLOCK && SPLIT_MAX_ROWS == TILE_ROWS && WIDE_FEATURES == FLOAT_BLOCK,
               "tasks.h and the kernels agree");
 
 template <class F>
@@ -19,14 +19,19 @@ TS_INLINE void for_rows(const Op& op, int rows, int task, F&& f) {
 
 // ---- linear -----------------------------------------------------------------------------------------------------
 
+// Row by row into the layout of the tiles that will read them (Acts).
 void quantize_rows(const Op& op, const Run& run, int task) {
   const Weight& w = op.weight;
-  for_rows(op, rows_of(op, *run.step), task, [&](int row) {
+  const int all_rows = rows_of(op, *run.step);
+  const int64_t groups = w.k / w.group;
+  for_rows(op, all_rows, task, [&](int row) {
+    const int block = row / ROW_BLOCK * ROW_BLOCK;
+    const Tiles tiles(std::min(ROW_BLOCK, all_rows - block), tile_rows(w.format));
+    const int tile = tiles.of(row - block), first = block + tiles.first(tile), size = tiles.rows(tile);
     const float* x = op.in.data + row * op.in.stride;
-    float* scale = run.act_scale + row * run.act_groups;
-    float* sum = run.act_sum + row * run.act_groups;
-    if (w.format == U4) quantize_row(x, w.k, w.group, (int8_t*)run.act_q + int64_t(row) * w.k, scale, sum);
-    else quantize_row(x, w.k, w.group, (int16_t*)run.act_q + int64_t(row) * w.k, scale, sum);
+    float *scale = run.act_scale + first * groups, *sum = run.act_sum + first * groups;
+    if (w.format == U4) quantize_row(x, w.k, w.group, (int8_t*)run.act_q + int64_t(first) * w.k, scale, sum, row - first, size);
+    else quantize_row(x, w.k, w.group, (int16_t*)run.act_q + int64_t(first) * w.k, scale, sum, row - first, size);
   });
 }
 
@@ -53,8 +58,8 @@ void linear(const Op& op, const Run& run, int task, uint8_t* scratch) {
   float* up = c + ROW_BLOCK * LANES;
   uint8_t* wide = (uint8_t*)(up + ROW_BLOCK * LANES);
   const int64_t q_stride = int64_t(w.k) * (w.format == U4 ? 1 : 2);
-  const Acts acts = {run.act_q + first * q_stride, q_stride, run.act_scale + first * run.act_groups,
-                     run.act_sum + first * run.act_groups, run.act_groups};
+  const int64_t groups = w.group ? w.k / w.group : 0;
+  const Acts acts = {run.act_q + first * q_stride, run.act_scale + first * groups, run.act_sum + first * groups};
   const float* x = op.in.data + first * op.in.stride;
   const int64_t bytes = panel_bytes(w);
   const int per_unit = op.silu_mul ? 2 : 1;

@@ -12,38 +12,56 @@ constexpr int FMA_CHAINS = 6;  // of two registers each: with both operands, wha
 constexpr int FMA_CHAINS = 8;
 #endif
 
+// Rounds of independent chains in registers, and the multiply-adds of one round.
+#if defined(TS_ISA_AVX2)
+template <int KIND>
+TS_INLINE int integer_chains(float* sink) {
+  constexpr int CHAINS = 8;
+  __m256i acc[CHAINS], x = _mm256_set1_epi16(3), y = _mm256_set1_epi16(5);
+  each<CHAINS>([&](auto i) TS_LAMBDA { acc[i] = _mm256_setzero_si256(); });
+  for (int64_t round = 0; round < PROBE_ROUNDS; ++round)
+    each<CHAINS>([&](auto i) TS_LAMBDA {
+      if constexpr (KIND == INT16) acc[i] = _mm256_add_epi32(acc[i], _mm256_madd_epi16(x, y));
+      else acc[i] = _mm256_add_epi16(acc[i], _mm256_maddubs_epi16(x, y));
+      asm volatile("" : "+x"(acc[i]), "+x"(x), "+x"(y));  // equal products are not one
+    });
+  each<CHAINS>([&](auto i) TS_LAMBDA { x = _mm256_xor_si256(x, acc[i]); });
+  *sink += static_cast<float>(_mm256_extract_epi32(x, 0));
+  return CHAINS * (KIND == INT16 ? 16 : 32);
+}
+#endif
+TS_INLINE int float_chains(float* sink) {
+  float values[2] = {1.0f, 1.0e-9f};
+  asm("" : "+m"(values));
+  const vf x = set1(values[0]), y = set1(values[1]);
+  vf acc[FMA_CHAINS];
+  each<FMA_CHAINS>([&](auto i) TS_LAMBDA { acc[i] = zero(); });
+  for (int64_t round = 0; round < PROBE_ROUNDS; ++round)
+    each<FMA_CHAINS>([&](auto i) TS_LAMBDA {
+      acc[i] = fma(acc[i], x, y);
+      pin(acc[i]);  // equal chains are not one
+    });
+  each<FMA_CHAINS>([&](auto i) TS_LAMBDA { *sink += sum_lanes(acc[i]); });
+  return FMA_CHAINS * LANES;
+}
+
 // Sums `bytes` bytes (READ), or runs PROBE_ROUNDS rounds of independent multiply-add chains in registers. Returns the
 // multiply-adds done (0 for READ); `sink` keeps the compiler honest.
 int64_t probe(int kind, const uint8_t* data, int64_t bytes, float* sink) {
-#if defined(TS_ISA_AVX2)
-  if (kind == INT16 || kind == U4S8) {
-    __m256i acc[8], x = _mm256_set1_epi16(3), y = _mm256_set1_epi16(5);
-    for (auto& a : acc) a = _mm256_setzero_si256();
-    for (int64_t i = 0; i < PROBE_ROUNDS; ++i)
-      for (auto& a : acc) {
-        a = kind == INT16 ? _mm256_add_epi32(a, _mm256_madd_epi16(x, y)) : _mm256_add_epi16(a, _mm256_maddubs_epi16(x, y));
-        asm("" : "+x"(a), "+x"(x), "+x"(y));
-      }
-    for (auto& a : acc) x = _mm256_xor_si256(x, a);
-    *sink += static_cast<float>(_mm256_extract_epi32(x, 0));
-    return PROBE_ROUNDS * 8 * (kind == INT16 ? 16 : 32);
-  }
-#endif
-  vf acc[8];
-  for (auto& a : acc) a = zero();
   if (kind == READ) {
+    vf acc[8];
+    each<8>([&](auto i) TS_LAMBDA { acc[i] = zero(); });
     const float* p = (const float*)data;
-    for (int64_t i = 0; i + 128 <= bytes / 4; i += 128)
-      for (int j = 0; j < 8; ++j) acc[j] = add(acc[j], load(p + i + 16 * j));
-  } else {
-    float values[2] = {1.0f, 1.0e-9f};
-    asm("" : "+m"(values));
-    const vf x = set1(values[0]), y = set1(values[1]);
-    for (int64_t i = 0; i < PROBE_ROUNDS; ++i)
-      for (int j = 0; j < FMA_CHAINS; ++j) acc[j] = fma(acc[j], x, y);
+    for (int64_t at = 0; at + 8 * LANES <= bytes / 4; at += 8 * LANES)
+      each<8>([&](auto i) TS_LAMBDA { acc[i] = add(acc[i], load(p + at + LANES * i)); });
+    each<8>([&](auto i) TS_LAMBDA { *sink += sum_lanes(acc[i]); });
+    return 0;
   }
-  for (auto& a : acc) *sink += sum_lanes(a);
-  return kind == READ ? 0 : PROBE_ROUNDS * FMA_CHAINS * LANES;
+#if defined(TS_ISA_AVX2)
+  if (kind == INT16) return PROBE_ROUNDS * integer_chains<INT16>(sink);
+  if (kind == U4S8) return PROBE_ROUNDS * integer_chains<U4S8>(sink);
+#endif
+  return PROBE_ROUNDS * float_chains(sink);
 }
 
 }  // namespace

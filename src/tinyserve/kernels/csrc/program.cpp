@@ -82,6 +82,7 @@ int64_t scratch_bytes(const std::vector<Op>& ops) {
     if (op.kind == LINEAR) {
       int64_t bytes = 2 * MAX_ROWS_PER_TASK * PANEL * 4;
       if (op.weight.format == U4) bytes += op.weight.k / 32 * (PANEL * 32 + 2 * PANEL * 4);
+      else if (!is_quantized(op.weight)) bytes += WIDE_FEATURES * PANEL * 4;
       most = std::max(most, bytes);
     } else if (op.kind == ATTENTION) {
       const int64_t dp = padded16(op.head_dim);

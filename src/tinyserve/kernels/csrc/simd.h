@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(TS_ISA_AVX2) || defined(TS_ISA_AVX512)
 #include <immintrin.h>
@@ -12,8 +13,30 @@
 #endif
 
 #define TS_INLINE inline __attribute__((always_inline))
+#define TS_LAMBDA __attribute__((always_inline))
 
 namespace {
+
+// Whatever was read from memory is read again from here on: kept in registers, it would push sums out of them.
+TS_INLINE void forget() { asm volatile("" ::: "memory"); }
+
+// f(0), ..., f(N - 1). Where registers are many numbers wide the indices are constants: arrays of registers then stay in
+// registers, which loops do not promise.
+#if defined(TS_ISA_AVX2) || defined(TS_ISA_AVX512) || defined(TS_ISA_NEON)
+template <class F, int... I>
+TS_INLINE void each_of(std::integer_sequence<int, I...>, F&& f) {
+  (f(std::integral_constant<int, I>{}), ...);
+}
+template <int N, class F>
+TS_INLINE void each(F&& f) {
+  each_of(std::make_integer_sequence<int, N>{}, f);
+}
+#else
+template <int N, class F>
+TS_INLINE void each(F&& f) {
+  for (int i = 0; i < N; ++i) f(i);
+}
+#endif
 
 constexpr int LANES = 16;
 
@@ -65,6 +88,7 @@ inline uint16_t f32_to_bf16(float x) {
 struct vf {
   __m512 v;
 };
+TS_INLINE void pin(vf& x) { asm volatile("" : "+v"(x.v)); }
 TS_INLINE vf zero() { return {_mm512_setzero_ps()}; }
 TS_INLINE vf set1(float x) { return {_mm512_set1_ps(x)}; }
 TS_INLINE vf load(const float* p) { return {_mm512_loadu_ps(p)}; }
@@ -101,6 +125,7 @@ TS_INLINE vf lanes_from_to(vf a, int from, int to, float other) {  // lanes from
 struct vf {
   __m256 a, b;
 };
+TS_INLINE void pin(vf& x) { asm volatile("" : "+x"(x.a), "+x"(x.b)); }
 TS_INLINE vf zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 TS_INLINE vf set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 TS_INLINE vf load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
@@ -157,6 +182,7 @@ TS_INLINE vf lanes_from_to(vf x, int from, int to, float other) {
 struct vf {
   float32x4_t v[4];
 };
+TS_INLINE void pin(vf&) {}
 #define TS_EACH(expression)                     \
   vf r;                                         \
   for (int i = 0; i < 4; ++i) r.v[i] = expression; \
@@ -200,6 +226,7 @@ TS_INLINE vf lanes_from_to(vf a, int from, int to, float other) {
 struct vf {
   float v[LANES];
 };
+TS_INLINE void pin(vf&) {}
 #define TS_EACH(expression)                             \
   vf r;                                                 \
   for (int i = 0; i < LANES; ++i) r.v[i] = expression;  \

@@ -8,6 +8,7 @@
 
 constexpr int PANEL = 16;           // output columns of a weight panel
 constexpr int MAX_ROWS_PER_TASK = 128;  // a linear task's rows
+constexpr int WIDE_FEATURES = 128;  // of float weights, widened at a time
 constexpr int SPLIT_MAX_ROWS = 24;  // a sequence with at most this many query rows may have its partitions run apart
 constexpr int KEY_PARTITION = 256;
 constexpr int MAX_HEAD_DIM = 512;  // kernels/recorder.py refuses more
