@@ -194,33 +194,39 @@ TS_INLINE void value_tiles(const KeyValues<FORMAT>& kv, int first, const QueryRo
   sums([&](auto r, auto n, const float* from) TS_LAMBDA { acc[r][n] = load(from); });
   for (int key = begin, i = first; key < end; key += LANES, ++i) {
     const auto* v = kv.tile(i).v + c;
-    bool all = true;
-    for (int r = 0; r < R; ++r) all = all && rows[r].lo <= key && key + LANES <= rows[r].hi;
-    if (all) {
-      const auto* ahead = FETCH && i < next.count ? next.keys[i] + c * LANES : v;
-      for (int j = 0; j < LANES; ++j) {
-        if (FETCH)
-          for (int n = 0; n < N; n += KeyValues<FORMAT>::PER_LINE) __builtin_prefetch(ahead + (j * N + n) * LANES, 0, 2);
-        each<N>([&](auto n) TS_LAMBDA {
-          forget();
-          vf x = KeyValues<FORMAT>::widen(v + j * dp + n * LANES);
-          pin(x);
-          each<R>([&](auto r) TS_LAMBDA {
-            acc[r][n] = fma(set1(p[r * PARTITION + i * LANES + j]), x, acc[r][n]);
-            pin(acc[r][n]);
-          });
-        });
-      }
-      continue;
-    }
+    int from[R], to[R], lo = 0, hi = LANES;  // of this tile: a row's keys, and those that all rows see
     each<R>([&](auto r) TS_LAMBDA {
-      const int from = rows[r].lo > key ? rows[r].lo - key : 0;
-      const int to = rows[r].hi - key < LANES ? rows[r].hi - key : LANES;
-      for (int j = from; j < to; ++j)
-        each<N>([&](auto n) TS_LAMBDA {
-          acc[r][n] = fma(set1(p[r * PARTITION + i * LANES + j]), KeyValues<FORMAT>::widen(v + j * dp + n * LANES), acc[r][n]);
-        });
+      from[r] = rows[r].lo > key ? rows[r].lo - key : 0;
+      to[r] = rows[r].hi - key < LANES ? rows[r].hi - key : LANES;
+      lo = from[r] > lo ? from[r] : lo;
+      hi = to[r] < hi ? to[r] : hi;
     });
+    if (hi < lo) hi = lo;
+    auto one_by_one = [&](int begin_at, int end_at) TS_LAMBDA {
+      each<R>([&](auto r) TS_LAMBDA {
+        const int stop = to[r] < end_at ? to[r] : end_at;
+        for (int j = from[r] > begin_at ? from[r] : begin_at; j < stop; ++j)
+          each<N>([&](auto n) TS_LAMBDA {
+            acc[r][n] = fma(set1(p[r * PARTITION + i * LANES + j]), KeyValues<FORMAT>::widen(v + j * dp + n * LANES), acc[r][n]);
+          });
+      });
+    };
+    if (lo > 0) one_by_one(0, lo);
+    const auto* ahead = FETCH && i < next.count ? next.keys[i] + c * LANES : v;
+    for (int j = lo; j < hi; ++j) {
+      if (FETCH)
+        for (int n = 0; n < N; n += KeyValues<FORMAT>::PER_LINE) __builtin_prefetch(ahead + (j * N + n) * LANES, 0, 2);
+      each<N>([&](auto n) TS_LAMBDA {
+        forget();
+        vf x = KeyValues<FORMAT>::widen(v + j * dp + n * LANES);
+        pin(x);
+        each<R>([&](auto r) TS_LAMBDA {
+          acc[r][n] = fma(set1(p[r * PARTITION + i * LANES + j]), x, acc[r][n]);
+          pin(acc[r][n]);
+        });
+      });
+    }
+    if (hi < LANES) one_by_one(hi, LANES);
   }
   sums([&](auto r, auto n, float* to) TS_LAMBDA { store(to, acc[r][n]); });
 }
@@ -252,6 +258,7 @@ template <int FORMAT>
 inline Partial weigh(const KeyValues<FORMAT>& kv, float* s, int from, int to) {
   if (from >= to) return {-INFINITY, 0.0f};
   auto valid = [&](vf x, int i, float other) {
+    if (from <= i && i + LANES <= to) return x;
     return lanes_from_to(x, from > i ? from - i : 0, to - i < LANES ? to - i : LANES, other);
   };
   vf top = set1(-INFINITY);

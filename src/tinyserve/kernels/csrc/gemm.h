@@ -99,25 +99,26 @@ TS_INLINE void in_tiles(int rows, const Ahead& ahead, F&& tile) {
 
 // ---- quantizing activations -------------------------------------------------------------------------------------
 
-#if defined(TS_ISA_AVX2) || defined(TS_ISA_AVX512)
-TS_INLINE __m256i round_i16(const float* p) {
-  const __m256i a = _mm256_cvtps_epi32(_mm256_loadu_ps(p)), b = _mm256_cvtps_epi32(_mm256_loadu_ps(p + 8));
-  return _mm256_permute4x64_epi64(_mm256_packs_epi32(a, b), 0xD8);
-}
-TS_INLINE void store_i16(int16_t* q, const float* p) { _mm256_storeu_si256((__m256i*)q, round_i16(p)); }
-TS_INLINE void store_i8(int8_t* q, const float* p) {
-  const __m256i x = round_i16(p);
-  const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi16(x, x), 0xD8);
-  _mm_storeu_si128((__m128i*)q, _mm256_castsi256_si128(packed));
-}
+// Sixteen whole numbers within the range of T, as words of four bytes that lie `stride` bytes apart.
+template <class T>
+TS_INLINE void store_words(uint8_t* q, int64_t stride, vf x) {
+  alignas(32) T narrow[LANES];
+#if defined(TS_ISA_AVX2)
+  const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)), 0xD8);
+  if constexpr (sizeof(T) == 1)
+    _mm_store_si128((__m128i*)narrow, _mm_packs_epi16(_mm256_castsi256_si128(both), _mm256_extracti128_si256(both, 1)));
+  else _mm256_store_si256((__m256i*)narrow, both);
+#elif defined(TS_ISA_AVX512)
+  const __m512i whole = _mm512_cvtps_epi32(x.v);
+  if constexpr (sizeof(T) == 1) _mm_store_si128((__m128i*)narrow, _mm512_cvtepi32_epi8(whole));
+  else _mm256_store_si256((__m256i*)narrow, _mm512_cvtepi32_epi16(whole));
 #else
-TS_INLINE void store_i16(int16_t* q, const float* p) {
-  for (int i = 0; i < LANES; ++i) q[i] = static_cast<int16_t>(p[i]);
-}
-TS_INLINE void store_i8(int8_t* q, const float* p) {
-  for (int i = 0; i < LANES; ++i) q[i] = static_cast<int8_t>(p[i]);
-}
+  float wide[LANES];
+  store(wide, x);
+  for (int i = 0; i < LANES; ++i) narrow[i] = static_cast<T>(wide[i]);
 #endif
+  for (int i = 0; i < LANES; i += 4 / sizeof(T), q += stride) memcpy(q, narrow + i, 4);
+}
 
 // One row: q = round(x * limit / max|x|) per group, half to even. A group that holds a NaN or an infinity gets a NaN
 // scale, so that the damage shows in this row's results and nowhere else.
@@ -139,13 +140,9 @@ inline void quantize_row(const float* x, int k, int group, T* q, float* scale, f
     const float inverse = finite && top > 0.0f ? limit / top : 0.0f;
     vf total = zero();
     for (int i = 0; i < group; i += LANES) {
-      float rounded[LANES];
       const vf v = finite && inverse < 3.0e38f ? round(mul(load(x + i), set1(inverse))) : zero();
-      store(rounded, v);
-      T narrow[LANES];
-      if constexpr (sizeof(T) == 1) store_i8(narrow, rounded);
-      else store_i16(narrow, rounded);
-      for (int j = 0; j < LANES; j += WORD, q += rows * WORD) memcpy(q, narrow + j, 4);
+      store_words<T>((uint8_t*)q, 4 * rows, v);
+      q += rows * LANES;
       total = add(total, v);
     }
     *scale = finite ? top / limit : NAN;
