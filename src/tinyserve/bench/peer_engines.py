@@ -64,9 +64,10 @@ class LlamaCpp:
             )
             return float(found[0]["avg_ts"])
         context = (case.prompt + case.new) * case.streams + 256
-        printed = self._run(
+        printed = self._run(  # the table is on one of the two streams, by version
             *("llama-batched-bench", "-c", context, "-b", "2048", "-ub", "512"),
             *("-npp", case.prompt, "-ntg", case.new, "-npl", case.streams),
+            errors=subprocess.STDOUT,
         )
         rows = [line for line in printed.splitlines() if re.match(r"\|\s*\d", line)]
         return float(rows[-1].split("|")[8])  # S_TG: decoded tokens per second
@@ -83,10 +84,10 @@ class LlamaCpp:
             *("-t", str(self.threads), "-tb", str(self.threads)),
         ]
 
-    def _run(self, program: str, *options: object) -> str:
+    def _run(self, program: str, *options: object, errors: int = subprocess.PIPE) -> str:
         command = [str(self.folder / program), "-m", str(self.model), "-t", str(self.threads)]
         command += [*map(str, options), *self.options]
-        return _printed_by(command)
+        return _printed_by(command, errors)
 
 
 @dataclass(frozen=True)
@@ -144,11 +145,13 @@ class ServedPeer:
         return shlex.split(self.template.format(port=port, seats=seats, context=context))
 
 
-def _printed_by(command: list[str]) -> str:
+def _printed_by(command: list[str], errors: int = subprocess.PIPE) -> str:
     """The output of a program. Raises RuntimeError with its last words where it fails."""
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=errors, text=True)
     if done.returncode:
-        raise RuntimeError(f"{Path(command[0]).name} failed:\n{done.stderr[-2000:]}")
+        raise RuntimeError(
+            f"{Path(command[0]).name} failed:\n{(done.stderr or done.stdout)[-2000:]}"
+        )
     return done.stdout
 
 
