@@ -112,7 +112,7 @@ class Program : public Job {
     scratch_stride_ = (scratch_bytes(ops_) + 4095) / 4096 * 4096;
     scratch_ = std::make_unique<Aligned>(scratch_stride_ * std::max(1, std::min(threads_, MAX_THREADS)));
     run_ = {nullptr, &kv_, &plan_, act_q_->data, reinterpret_cast<float*>(act_scales_->data),
-            reinterpret_cast<float*>(act_scales_->data) + groups * max_rows, groups, threads};
+            reinterpret_cast<float*>(act_scales_->data) + groups * max_rows, threads};
   }
 
   void execute(const Step& step) {

@@ -65,7 +65,6 @@ struct Run {
   uint8_t* act_q;      // quantized activations of the current linear operation
   float* act_scale;
   float* act_sum;
-  int64_t act_groups;  // row stride of the two above
   int threads;
 };
 
