@@ -209,3 +209,21 @@ def test_times_between_and_beyond_what_was_measured() -> None:
     times.add(9, 100.0)
     times.add(9, 4.2)
     assert times.estimate(9) == 4.2
+
+
+def test_hopeless_drafts_are_seldom_thought_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no draft pays, the next steps go without asking; another number of sequences asks."""
+    thoughts: list[int] = []
+    think = AdaptiveController._best
+    monkeypatch.setattr(
+        AdaptiveController,
+        "_best",
+        lambda self, limits, num_rows: thoughts.append(len(limits)) or think(self, limits, num_rows),
+    )
+    world = World(num_seqs=16, cost=lambda rows: rows, acceptance=lambda *_: 0.0).run(100)
+    thoughts.clear()
+    world.run(400)
+    assert 50 <= len(thoughts) <= 200
+    world.num_seqs = 15
+    world.run(2)  # one of them may be plain, to be measured
+    assert thoughts[-1] == 15

@@ -36,7 +36,8 @@ PROBE_SHARE = 0.005  # of the time
 MAX_CREDIT = 10  # steps' worth of time that may be saved up for probes
 PROBE = 2  # drafts
 LEAST_COST = 0.02  # of a step, for each draft of a probe: what noise hides must not seem free
-PROBE_AFTER = 4  # steps without drafts
+PROBE_AFTER = 2  # choices without drafts
+RESTS = 3  # steps that are not thought about after one that was better off without drafts
 REFRESH = 128  # steps after which the time of a plain step is measured again
 
 
@@ -46,7 +47,7 @@ class _Record:
 
     accepted: float = 0.0
     judged: float = 0.0  # accepted, and the first that was not
-    num_idle: int = 0  # steps since it last had drafts, or could have had
+    num_idle: int = 0  # choices since it last had drafts, or could have had
 
     def rate(self, prior: float) -> float:
         return (self.accepted + PRIOR_WEIGHT * prior) / (self.judged + PRIOR_WEIGHT)
@@ -70,15 +71,22 @@ class AdaptiveController:
         self._probe_cost = 0.0  # seconds that the next one is expected to cost
         self._probed: int | None = None  # the sequence that this step probes
         self._plain_since = 0  # choices since a plain step was last asked for
+        self._rests = 0  # steps that stay without drafts, ...
+        self._num_limits = 0  # ... as long as there are so many sequences
 
     def choose(self, limits: Sequence[tuple[int, int]], num_rows: int) -> list[int]:
         """See `Controller`."""
         self._probed = None
         self._plain_since += 1
         chosen = [0] * len(limits)
+        if self._rests and len(limits) == self._num_limits:
+            self._rests -= 1
+            return chosen
         if limits and not self._wants_plain_step(num_rows):
             chosen = self._best(limits, num_rows)
             self._probe(limits, num_rows, chosen)
+            self._rests = 0 if any(chosen) else RESTS
+            self._num_limits = len(limits)
         self._depth = max(chosen, default=0)
         return chosen
 
