@@ -6,7 +6,7 @@ No clock and no dice that are not seeded: each test gives the same choices in ev
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -215,11 +215,14 @@ def test_hopeless_drafts_are_seldom_thought_about(monkeypatch: pytest.MonkeyPatc
     """Where no draft pays, the next steps go without asking; another number of sequences asks."""
     thoughts: list[int] = []
     think = AdaptiveController._best
-    monkeypatch.setattr(
-        AdaptiveController,
-        "_best",
-        lambda self, limits, num_rows: thoughts.append(len(limits)) or think(self, limits, num_rows),
-    )
+
+    def noted(
+        self: AdaptiveController, limits: Sequence[tuple[int, int]], num_rows: int
+    ) -> list[int]:
+        thoughts.append(len(limits))
+        return think(self, limits, num_rows)
+
+    monkeypatch.setattr(AdaptiveController, "_best", noted)
     world = World(num_seqs=16, cost=lambda rows: rows, acceptance=lambda *_: 0.0).run(100)
     thoughts.clear()
     world.run(400)
