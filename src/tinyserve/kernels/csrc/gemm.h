@@ -150,6 +150,10 @@ inline void quantize_row(const float* x, int k, int group, T* q, float* scale, f
   }
 }
 
+// The end of a group for the row at `at` of the tile's scales: its whole-number sums and, where there is one, its minimum.
+TS_INLINE vf add_group(vf acc, vf sum, vf scale, const Acts& a, int64_t at) { return fma(sum, mul(scale, set1(a.scale[at])), acc); }
+TS_INLINE vf add_min(vf acc, vf least, const Acts& a, int64_t at) { return fma(least, set1(a.sum[at]), acc); }
+
 // ---- float weights ----------------------------------------------------------------------------------------------
 
 template <int FORMAT>
@@ -268,8 +272,8 @@ inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
     }
     each<R>([&](auto r) TS_LAMBDA {
       const vf sum = {_mm256_cvtepi32_ps(_mm256_madd_epi16(s0[r], ones)), _mm256_cvtepi32_ps(_mm256_madd_epi16(s1[r], ones))};
-      acc[r] = fma(sum, mul(scale, set1(a.scale[g * R + r])), acc[r]);
-      acc[r] = fma(least, set1(a.sum[g * R + r]), acc[r]);
+      acc[r] = add_group(acc[r], sum, scale, a, g * R + r);
+      acc[r] = add_min(acc[r], least, a, g * R + r);
     });
   }
   keep(acc, c);
@@ -310,8 +314,8 @@ inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
     const vf scale = WIDE ? load((const float*)(panel + LANES * 32)) : load_scale(panel + U4_VALUES, w.f16_scale);
     const vf least = WIDE ? load((const float*)(panel + LANES * 32) + LANES) : load_scale(panel + U4_VALUES + scale_bytes, w.f16_scale);
     for (int r = 0; r < R; ++r) {
-      acc[r] = fma({_mm512_cvtepi32_ps(s[r])}, mul(scale, set1(a.scale[g * R + r])), acc[r]);
-      acc[r] = fma(least, set1(a.sum[g * R + r]), acc[r]);
+      acc[r] = add_group(acc[r], {_mm512_cvtepi32_ps(s[r])}, scale, a, g * R + r);
+      acc[r] = add_min(acc[r], least, a, g * R + r);
     }
   }
   keep(acc, c);
@@ -347,8 +351,8 @@ inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
     for (int r = 0; r < R; ++r) {
       float f[LANES];
       for (int i = 0; i < LANES; ++i) f[i] = static_cast<float>(sums[r][i]);
-      acc[r] = fma(load(f), mul(scale, set1(a.scale[g * R + r])), acc[r]);
-      acc[r] = fma(least, set1(a.sum[g * R + r]), acc[r]);
+      acc[r] = add_group(acc[r], load(f), scale, a, g * R + r);
+      acc[r] = add_min(acc[r], least, a, g * R + r);
     }
   }
   keep(acc, c);
@@ -388,8 +392,8 @@ inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
     const vf scale = load_scale(panel + values, w.f16_scale);
     each<R>([&](auto r) TS_LAMBDA {
       const vf sum = {_mm256_cvtepi32_ps(s0[r]), _mm256_cvtepi32_ps(s1[r])};
-      acc[r] = fma(sum, mul(scale, set1(a.scale[g * R + r])), acc[r]);
-      if (w.has_min) acc[r] = fma(load_scale(panel + values + scale_bytes, w.f16_scale), set1(a.sum[g * R + r]), acc[r]);
+      acc[r] = add_group(acc[r], sum, scale, a, g * R + r);
+      if (w.has_min) acc[r] = add_min(acc[r], load_scale(panel + values + scale_bytes, w.f16_scale), a, g * R + r);
     });
   }
   keep(acc, c);
@@ -420,8 +424,8 @@ inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
     }
     const vf scale = load_scale(panel + values, w.f16_scale);
     for (int r = 0; r < R; ++r) {
-      acc[r] = fma({_mm512_cvtepi32_ps(s[r])}, mul(scale, set1(a.scale[g * R + r])), acc[r]);
-      if (w.has_min) acc[r] = fma(load_scale(panel + values + scale_bytes, w.f16_scale), set1(a.sum[g * R + r]), acc[r]);
+      acc[r] = add_group(acc[r], {_mm512_cvtepi32_ps(s[r])}, scale, a, g * R + r);
+      if (w.has_min) acc[r] = add_min(acc[r], load_scale(panel + values + scale_bytes, w.f16_scale), a, g * R + r);
     }
   }
   keep(acc, c);
@@ -452,8 +456,8 @@ inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
     for (int r = 0; r < R; ++r) {
       float f[LANES];
       for (int i = 0; i < LANES; ++i) f[i] = static_cast<float>(sums[r][i]);
-      acc[r] = fma(load(f), mul(scale, set1(a.scale[g * R + r])), acc[r]);
-      if (w.has_min) acc[r] = fma(load_scale(panel + values + scale_bytes, w.f16_scale), set1(a.sum[g * R + r]), acc[r]);
+      acc[r] = add_group(acc[r], load(f), scale, a, g * R + r);
+      if (w.has_min) acc[r] = add_min(acc[r], load_scale(panel + values + scale_bytes, w.f16_scale), a, g * R + r);
     }
   }
   keep(acc, c);
