@@ -18,6 +18,12 @@ namespace {
 constexpr int PARTITION = 256;
 constexpr int TILE_ROWS = 24;   // query rows (heads of a group x tokens) that share one pass over keys
 constexpr int QUAD = 4;         // tiles of 16 keys that all rows of a tile meet before the next: they stay in L1
+constexpr int REGISTER_ROWS = 6;  // query rows whose sums are in registers at a time
+#if defined(TS_ISA_AVX512)
+constexpr bool HOLDS_RUNS = true;  // beside the sums there are registers for several runs of keys or values
+#else
+constexpr bool HOLDS_RUNS = false;
+#endif
 
 // Scratch for one tile of 16 positions, where blocks are smaller: scales, keys, values.
 TS_INLINE int64_t gather_tile_bytes(int dp) { return 4 * (2 * LANES + 2 * int64_t(LANES) * dp); }
@@ -121,13 +127,34 @@ struct RowTile {
   }
 };
 
+// acc[r][n] += *factor(r) * run(n) for R rows and N runs of sixteen numbers.
+template <int R, int N, class Runs, class Factor>
+TS_INLINE void outer_product(vf (&acc)[R][N], Runs&& run, Factor&& factor) {
+  if constexpr (HOLDS_RUNS) {
+    vf runs[N];
+    forget();
+    each<N>([&](auto n) TS_LAMBDA { runs[n] = run(n), pin(runs[n]); });
+    each<R>([&](auto r) TS_LAMBDA {
+      const vf x = set1(*factor(r));
+      each<N>([&](auto n) TS_LAMBDA { acc[r][n] = fma(x, runs[n], acc[r][n]), pin(acc[r][n]); });
+    });
+  } else {
+    each<N>([&](auto n) TS_LAMBDA {
+      forget();
+      vf one = run(n);
+      pin(one);
+      each<R>([&](auto r) TS_LAMBDA { acc[r][n] = fma(set1(*factor(r)), one, acc[r][n]), pin(acc[r][n]); });
+    });
+  }
+}
+
 // scores[r][16 j ..] for R rows against N tiles of 16 keys: one accumulator lane per key, features ascending.
 //
-// A tile is contiguous, the next one lies elsewhere: the processor does not guess it. With FETCH, each line of keys that is
+// A tile is contiguous, the next one lies elsewhere: the processor does not guess it. With `fetch`, each line of keys that is
 // used asks for one of the keys N tiles further on (before tile `last`) and for one of the values of the same tiles, so that
 // memory and arithmetic are busy at the same time.
-template <int FORMAT, int R, int N, bool FETCH>
-TS_INLINE void score_tiles(const KeyValues<FORMAT>& kv, int first, int last, const QueryRow* rows, int d, float* scores) {
+template <int FORMAT, int R, int N>
+TS_INLINE void score_tiles(const KeyValues<FORMAT>& kv, int first, int last, const QueryRow* rows, int d, bool fetch, float* scores) {
   using T = typename KeyValues<FORMAT>::T;
   constexpr int LINE = KeyValues<FORMAT>::PER_LINE;  // features
   vf acc[R][N];
@@ -146,19 +173,11 @@ TS_INLINE void score_tiles(const KeyValues<FORMAT>& kv, int first, int last, con
     values[n] = kv.tile(first + n).v;
   });
   auto feature = [&](int i) TS_LAMBDA {
-    each<N>([&](auto n) TS_LAMBDA {
-      forget();
-      vf key = KeyValues<FORMAT>::widen(k[n] + i * stride[n]);
-      pin(key);
-      each<R>([&](auto r) TS_LAMBDA {
-        acc[r][n] = fma(set1(q[r][i]), key, acc[r][n]);
-        pin(acc[r][n]);
-      });
-    });
+    outer_product(acc, [&](auto n) TS_LAMBDA { return KeyValues<FORMAT>::widen(k[n] + i * stride[n]); }, [&](auto r) TS_LAMBDA { return q[r] + i; });
   };
   int i = 0;
   for (; i + LINE <= d; i += LINE) {
-    if (FETCH)
+    if (fetch)
       each<N>([&](auto n) TS_LAMBDA {
         __builtin_prefetch(ahead[n] + i * LANES, 0, 3);
         __builtin_prefetch(values[n] + i * LANES, 0, 2);
@@ -182,11 +201,11 @@ struct Upcoming {
 };
 
 // values[r][c ..] += sum over keys of p[r][key] * V[key][c ..] for N runs of 16 features, keys ascending from where the sum
-// stopped; each row meets exactly the keys it may see. Tile `first` begins at position `begin`. With FETCH, `next` is asked for
+// stopped; each row meets exactly the keys it may see. Tile `first` begins at position `begin`. `next`, if any, is asked for
 // meanwhile: the values at hand have come already.
-template <int FORMAT, int R, int N, bool FETCH>
+template <int FORMAT, int R, int N>
 TS_INLINE void value_tiles(const KeyValues<FORMAT>& kv, int first, const QueryRow* rows, int begin, int end, const float* p, int dp,
-                           int c, float* values, const Upcoming<FORMAT>& next) {
+                           int c, float* values, const Upcoming<FORMAT>* next) {
   vf acc[R][N];
   auto sums = [&](auto f) TS_LAMBDA {
     each<R>([&](auto r) TS_LAMBDA { each<N>([&](auto n) TS_LAMBDA { f(r, n, values + r * dp + c + n * LANES); }); });
@@ -212,44 +231,32 @@ TS_INLINE void value_tiles(const KeyValues<FORMAT>& kv, int first, const QueryRo
       });
     };
     if (lo > 0) one_by_one(0, lo);
-    const auto* ahead = FETCH && i < next.count ? next.keys[i] + c * LANES : v;
+    const auto* ahead = next && i < next->count ? next->keys[i] + c * LANES : nullptr;
     for (int j = lo; j < hi; ++j) {
-      if (FETCH)
+      if (ahead)
         for (int n = 0; n < N; n += KeyValues<FORMAT>::PER_LINE) __builtin_prefetch(ahead + (j * N + n) * LANES, 0, 2);
-      each<N>([&](auto n) TS_LAMBDA {
-        forget();
-        vf x = KeyValues<FORMAT>::widen(v + j * dp + n * LANES);
-        pin(x);
-        each<R>([&](auto r) TS_LAMBDA {
-          acc[r][n] = fma(set1(p[r * PARTITION + i * LANES + j]), x, acc[r][n]);
-          pin(acc[r][n]);
-        });
-      });
+      outer_product(acc, [&](auto n) TS_LAMBDA { return KeyValues<FORMAT>::widen(v + j * dp + n * LANES); },
+                    [&](auto r) TS_LAMBDA { return p + r * PARTITION + i * LANES + j; });
     }
     if (hi < LANES) one_by_one(hi, LANES);
   }
   sums([&](auto r, auto n, float* to) TS_LAMBDA { store(to, acc[r][n]); });
 }
 
-// Call f(R, N)(first row, first step) so that R rows x N steps cover rows x steps, about six registers of sixteen lanes at
+// Call f(R, N)(first row, first step) so that R rows x N steps cover rows x steps, with sums for about half of the registers at
 // a time: few rows take several steps at once, to have enough independent sums in flight.
 template <int R, class F>
 TS_INLINE void cover_steps(int row, int begin, int end, F&& f) {
-  constexpr int N = R == 1 ? 4 : R <= 3 ? 2 : 1;
+  constexpr int N = R == 1 ? 4 : HOLDS_RUNS ? (R <= 4 ? 4 : 2) : R <= 3 ? 2 : 1;
   int step = begin;
   for (; end - step >= N; step += N) f(std::integral_constant<int, R>(), std::integral_constant<int, N>(), row, step);
   for (; step < end; ++step) f(std::integral_constant<int, R>(), std::integral_constant<int, 1>(), row, step);
 }
-template <class F>
+template <int R = REGISTER_ROWS, class F>
 TS_INLINE void cover(int row, int last_row, int begin, int end, F&& f) {
-  for (; last_row - row >= 6; row += 6) cover_steps<6>(row, begin, end, f);
-  switch (last_row - row) {
-    case 5: return cover_steps<5>(row, begin, end, f);
-    case 4: return cover_steps<4>(row, begin, end, f);
-    case 3: return cover_steps<3>(row, begin, end, f);
-    case 2: return cover_steps<2>(row, begin, end, f);
-    case 1: return cover_steps<1>(row, begin, end, f);
-    default: return;
+  for (; last_row - row >= R; row += R) cover_steps<R>(row, begin, end, f);
+  if constexpr (R > 1) {
+    if (row < last_row) cover<R - 1>(row, last_row, begin, end, f);
   }
 }
 
@@ -335,15 +342,14 @@ class PartitionRun {
       cover(row, last_row, i, next, [&](auto R, auto N, int r, int step) {
         constexpr int rows = decltype(R)::value, steps = decltype(N)::value;
         float* scores = scores_ + r * PARTITION;
-        if (r == row) score_tiles<FORMAT, rows, steps, true>(kv_, step, last, tile_.rows + r, d_, scores);
-        else score_tiles<FORMAT, rows, steps, false>(kv_, step, last, tile_.rows + r, d_, scores);
+        score_tiles<FORMAT, rows, steps>(kv_, step, last, tile_.rows + r, d_, r == row, scores);
       });
     }
   }
 
   // Many rows meet a few tiles of values at a time; few rows need not return to any.
   void sum_values(int row, int last_row, int begin, int end) {
-    const int step = last_row - row > 6 ? QUAD * LANES : PARTITION;
+    const int step = last_row - row > REGISTER_ROWS ? QUAD * LANES : PARTITION;
     for (int key = begin; key < end; key += step) {
       const int stop = key + step < end ? key + step : end;
       cover(row, last_row, 0, dp_ / LANES, [&](auto R, auto N, int r, int step) {
@@ -351,8 +357,7 @@ class PartitionRun {
         const QueryRow* queries = tile_.rows + r;
         const float* p = scores_ + r * PARTITION;
         float* values = values_ + r * dp_;
-        if (r == 0) value_tiles<FORMAT, rows, steps, true>(kv_, tile_of(key), queries, key, stop, p, dp_, step * LANES, values, next_);
-        else value_tiles<FORMAT, rows, steps, false>(kv_, tile_of(key), queries, key, stop, p, dp_, step * LANES, values, next_);
+        value_tiles<FORMAT, rows, steps>(kv_, tile_of(key), queries, key, stop, p, dp_, step * LANES, values, r == 0 ? &next_ : nullptr);
       });
     }
   }

@@ -15,10 +15,11 @@ constexpr int ROW_BLOCK = 128;  // rows that share one pass over a panel; their 
 
 // Quantized activations of a tile of R rows, int8 per group of 32 for u4 weights, int16 per group for int8 weights. Rows lie
 // side by side, so that a tile reads one stream: q[word][R] with 4-byte words along the features, scale and sum [group][R].
+// For the matrix unit (amx.h) q is [group][R][features], of int16 [group][high, low][R][features].
 struct Acts {
-  const uint8_t* q;
-  const float* scale;
-  const float* sum;  // scale * sum of q
+  uint8_t* q;
+  float* scale;
+  float* sum;  // scale * sum of q
 };
 
 TS_INLINE int64_t group_bytes(const Weight& w) {
@@ -74,10 +75,10 @@ TS_INLINE void keep(const vf (&acc)[R], float* c) {
 // ---- rows in tiles ----------------------------------------------------------------------------------------------
 
 // tile<rows>(first, fetch), for a number of rows that is known only now.
-template <int R, class F>
+template <int R, int LEAST, class F>
 TS_INLINE void one_tile(int first, int rows, const Fetch& fetch, F&& tile) {
-  if constexpr (R > 1) {
-    if (rows < R) return one_tile<R - 1>(first, rows, fetch, tile);
+  if constexpr (R > LEAST) {
+    if (rows < R) return one_tile<R - 1, LEAST>(first, rows, fetch, tile);
   }
   tile.template operator()<R>(first, fetch);
 }
@@ -91,10 +92,10 @@ struct Tiles {
   int of(int row) const { return row < larger * (size + 1) ? row / (size + 1) : (row - larger) / size; }
 };
 
-template <int R, class F>
+template <int R, int LEAST = 1, class F>
 TS_INLINE void in_tiles(int rows, const Ahead& ahead, F&& tile) {
   const Tiles tiles(rows, R);
-  for (int i = 0; i < tiles.count; ++i) one_tile<R>(tiles.first(i), tiles.rows(i), Fetch(ahead, i, tiles.count), tile);
+  for (int i = 0; i < tiles.count; ++i) one_tile<R, LEAST>(tiles.first(i), tiles.rows(i), Fetch(ahead, i, tiles.count), tile);
 }
 
 // ---- quantizing activations -------------------------------------------------------------------------------------
@@ -118,36 +119,6 @@ TS_INLINE void store_words(uint8_t* q, int64_t stride, vf x) {
   for (int i = 0; i < LANES; ++i) narrow[i] = static_cast<T>(wide[i]);
 #endif
   for (int i = 0; i < LANES; i += 4 / sizeof(T), q += stride) memcpy(q, narrow + i, 4);
-}
-
-// One row: q = round(x * limit / max|x|) per group, half to even. A group that holds a NaN or an infinity gets a NaN
-// scale, so that the damage shows in this row's results and nowhere else.
-// Values and scales go to row `r` of the `rows` of its tile.
-template <class T>
-inline void quantize_row(const float* x, int k, int group, T* q, float* scale, float* sum, int r, int rows) {
-  constexpr float limit = sizeof(T) == 1 ? 127.0f : 32767.0f;
-  constexpr int WORD = 4 / sizeof(T);
-  q += r * WORD, scale += r, sum += r;
-  for (int g = 0; g < k / group; ++g, x += group, scale += rows, sum += rows) {
-    vf biggest = zero(), poison = zero();
-    for (int i = 0; i < group; i += LANES) {
-      const vf v = load(x + i);
-      biggest = max(abs(v), biggest);
-      poison = fma(v, zero(), poison);
-    }
-    const float top = max_lanes(biggest);
-    const bool finite = sum_lanes(poison) == 0.0f;
-    const float inverse = finite && top > 0.0f ? limit / top : 0.0f;
-    vf total = zero();
-    for (int i = 0; i < group; i += LANES) {
-      const vf v = finite && inverse < 3.0e38f ? round(mul(load(x + i), set1(inverse))) : zero();
-      store_words<T>((uint8_t*)q, 4 * rows, v);
-      q += rows * LANES;
-      total = add(total, v);
-    }
-    *scale = finite ? top / limit : NAN;
-    *sum = *scale * sum_lanes(total);  // the sum itself is a small integer: exact in any order
-  }
 }
 
 // The end of a group for the row at `at` of the tile's scales: its whole-number sums and, where there is one, its minimum.
@@ -207,15 +178,30 @@ struct FloatTiles {
 constexpr int64_t U4_VALUES = LANES * 32 / 2;
 constexpr int64_t U4_WIDE = LANES * 32 + 2 * LANES * 4;  // a group after widening: bytes, then f32 scales and minima
 
+// The low nibbles of 32 bytes, then the high ones.
+TS_INLINE void split_nibbles(const uint8_t* from, uint8_t* to) {
+#if defined(TS_ISA_AVX2) || defined(TS_ISA_AVX512)
+  const __m256i both = _mm256_loadu_si256((const __m256i*)from), low = _mm256_set1_epi8(15);
+  const __m256i first = _mm256_and_si256(both, low), second = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+#if defined(TS_ISA_AVX512)
+  _mm512_storeu_si512(to, _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1));  // as it will be read: in one piece
+#else
+  _mm256_storeu_si256((__m256i*)to, first);
+  _mm256_storeu_si256((__m256i*)(to + 32), second);
+#endif
+#else
+  for (int i = 0; i < 32; ++i) {
+    to[i] = from[i] & 15;
+    to[32 + i] = from[i] >> 4;
+  }
+#endif
+}
+
 // Widen a panel once, to be used by many rows: nibbles to bytes (columns 0-7 then 8-15 in each run), scales to f32.
 inline void widen_u4(const Weight& w, const uint8_t* panel, uint8_t* wide) {
   const int64_t scale_bytes = LANES * (w.f16_scale ? 2 : 4);
   for (int g = 0; g < w.k / 32; ++g, panel += group_bytes(w), wide += U4_WIDE) {
-    for (int j = 0; j < 8; ++j)
-      for (int i = 0; i < 32; ++i) {
-        wide[64 * j + i] = panel[32 * j + i] & 15;
-        wide[64 * j + 32 + i] = panel[32 * j + i] >> 4;
-      }
+    for (int j = 0; j < 8; ++j) split_nibbles(panel + 32 * j, wide + 64 * j);
     float* f = (float*)(wide + LANES * 32);
     store(f, load_scale(panel + U4_VALUES, w.f16_scale));
     store(f + LANES, load_scale(panel + U4_VALUES + scale_bytes, w.f16_scale));
@@ -402,6 +388,12 @@ constexpr int INT8_ROWS = 4;
 
 #elif defined(TS_ISA_AVX512)
 
+TS_INLINE __m512i broadcast4(const uint8_t* p) {
+  int32_t word;
+  memcpy(&word, p, 4);
+  return _mm512_set1_epi32(word);
+}
+
 template <int R>
 inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   const Weight& w = b.w;
@@ -412,25 +404,25 @@ inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   for (int g = 0; g < b.steps; ++g, panel += group_bytes(w)) {
     fetch.step();
     __m512i s[R];
-    for (int r = 0; r < R; ++r) s[r] = _mm512_setzero_si512();
+    each<R>([&](auto r) TS_LAMBDA { s[r] = _mm512_setzero_si512(); });
     const uint8_t* x = a.q + int64_t(2) * w.group * g * R;
-    for (int j = 0; j < w.group / 2; ++j) {
-      const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(panel + 32 * j)));
-      for (int r = 0; r < R; ++r) {
-        int32_t pair;
-        memcpy(&pair, x + (j * R + r) * 4, 4);
-        s[r] = _mm512_dpwssd_epi32(s[r], wide, _mm512_set1_epi32(pair));
-      }
-    }
+    for (int i = 0; i < w.group / 2; i += 8, x += 8 * R * 4)
+      each<8>([&](auto j) TS_LAMBDA {
+        const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(panel + 32 * (i + j))));
+        each<R>([&](auto r) TS_LAMBDA {
+          s[r] = _mm512_dpwssd_epi32(s[r], wide, broadcast4(x + (j * R + r) * 4));
+          asm("" : "+v"(s[r]));  // pin the order, as in u4_tile
+        });
+      });
     const vf scale = load_scale(panel + values, w.f16_scale);
-    for (int r = 0; r < R; ++r) {
+    each<R>([&](auto r) TS_LAMBDA {
       acc[r] = add_group(acc[r], {_mm512_cvtepi32_ps(s[r])}, scale, a, g * R + r);
       if (w.has_min) acc[r] = add_min(acc[r], load_scale(panel + values + scale_bytes, w.f16_scale), a, g * R + r);
-    }
+    });
   }
   keep(acc, c);
 }
-constexpr int INT8_ROWS = 8;
+constexpr int INT8_ROWS = 12;
 
 #else
 
@@ -465,78 +457,5 @@ inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
 constexpr int INT8_ROWS = 4;
 
 #endif
-
-// Where the activations of the tile that begins at `row` lie.
-template <class Q>
-TS_INLINE Acts acts_of(const Weight& w, const Acts& a, int64_t row) {
-  const int64_t at = row * (w.k / w.group);
-  return {a.q + row * w.k * sizeof(Q), a.scale + at, a.sum + at};
-}
-
-template <bool WIDE>
-struct U4Tiles {
-  Block b;
-  const Acts& a;
-  float* c;
-  template <int R>
-  TS_INLINE void operator()(int row, const Fetch& fetch) const {
-    u4_tile<R, WIDE>(b, fetch, acts_of<int8_t>(b.w, a, row), c + row * LANES);
-  }
-};
-
-struct Int8Tiles {
-  Block b;
-  const Acts& a;
-  float* c;
-  template <int R>
-  TS_INLINE void operator()(int row, const Fetch& fetch) const {
-    int8_tile<R>(b, fetch, acts_of<int16_t>(b.w, a, row), c + row * LANES);
-  }
-};
-
-// ---- a panel over any number of rows ----------------------------------------------------------------------------
-
-constexpr int FLOAT_BLOCK = 128;       // features of a block: it and six rows of activations take half of L1
-constexpr int WIDEN_FROM_ROWS = 32;    // of a four-bit panel; two-byte weights gain from the second tile on
-
-// Rows of the largest tile that integer weights of a format meet: the layout of their activations.
-TS_INLINE int tile_rows(int format) { return format == U4 ? U4_ROWS : INT8_ROWS; }
-
-template <int FORMAT>
-inline void float_panel(const Weight& w, const uint8_t* panel, const uint8_t* next, const float* x, int64_t stride, int rows, float* c,
-                        uint8_t* wide) {
-  constexpr int64_t bytes = LANES * (FORMAT == F32 ? 4 : 2);
-  for (int k = 0; k < w.k; k += FLOAT_BLOCK) {
-    const Block b = {w, panel + k * bytes, std::min(FLOAT_BLOCK, w.k - k), k == 0};
-    const Ahead ahead = {next ? next + k * bytes : nullptr, b.steps * bytes, std::max(1, b.steps / FLOAT_STEP)};
-    if (FORMAT == F32 || rows <= FLOAT_ROWS) {
-      in_tiles<FLOAT_ROWS>(rows, ahead, FloatTiles<FORMAT>{b, x + k, stride, c});
-    } else {
-      for (int i = 0; i < b.steps; ++i) store((float*)wide + i * LANES, load_weights<FORMAT>(b.data, i));
-      in_tiles<FLOAT_ROWS>(rows, ahead, FloatTiles<F32>{{w, wide, b.steps, b.first}, x + k, stride, c});
-    }
-  }
-}
-
-inline void u4_panel(const Weight& w, const uint8_t* panel, const Ahead& ahead, const Acts& a, int rows, float* c, uint8_t* wide) {
-  const int groups = w.k / 32;
-  if (rows < WIDEN_FROM_ROWS) return in_tiles<U4_ROWS>(rows, ahead, U4Tiles<false>{{w, panel, groups, true}, a, c});
-  widen_u4(w, panel, wide);
-  in_tiles<U4_ROWS>(rows, ahead, U4Tiles<true>{{w, wide, groups, true}, a, c});
-}
-
-// c[rows][16] = activations x panel. `x` for float weights, `a` for integer ones; `next` is the panel to fetch meanwhile,
-// or 0; `wide` is scratch for widened weights.
-inline void run_panel(const Weight& w, const uint8_t* panel, const uint8_t* next, const float* x, int64_t x_stride, const Acts& a,
-                      int rows, float* c, uint8_t* wide) {
-  const int groups = w.group ? w.k / w.group : 0;
-  switch (w.format) {
-    case F32: return float_panel<F32>(w, panel, next, x, x_stride, rows, c, wide);
-    case F16: return float_panel<F16>(w, panel, next, x, x_stride, rows, c, wide);
-    case BF16: return float_panel<BF16>(w, panel, next, x, x_stride, rows, c, wide);
-    case INT8: return in_tiles<INT8_ROWS>(rows, {next, panel_bytes(w), groups}, Int8Tiles{{w, panel, groups, true}, a, c});
-    case U4: return u4_panel(w, panel, {next, panel_bytes(w), groups}, a, rows, c, wide);
-  }
-}
 
 }  // namespace

@@ -1,14 +1,17 @@
 // The kernels of one instruction set: this file is compiled once for each, with TS_ISA_<NAME> defined.
+#include <optional>
+
 #include "attention.h"
 #include "elementwise.h"
-#include "gemm.h"
+#include "panels.h"
 #include "probe.h"
 #include "sample.h"
 #include "tasks.h"
 
 namespace {
 
-static_assert(PANEL == LANES && KEY_PARTITION == PARTITION && MAX_ROWS_PER_TASK == ROW_BLOCK && SPLIT_MAX_ROWS == TILE_ROWS && WIDE_FEATURES == FLOAT_BLOCK,
+static_assert(PANEL == LANES && KEY_PARTITION == PARTITION && MAX_ROWS_PER_TASK == ROW_BLOCK && SPLIT_MAX_ROWS == TILE_ROWS && WIDE_FEATURES == FLOAT_BLOCK &&
+                  LEAST_TILE_ROWS <= U4_ROWS && LEAST_TILE_ROWS <= INT8_ROWS,
               "tasks.h and the kernels agree");
 
 template <class F>
@@ -19,20 +22,36 @@ TS_INLINE void for_rows(const Op& op, int rows, int task, F&& f) {
 
 // ---- linear -----------------------------------------------------------------------------------------------------
 
-// Row by row into the layout of the tiles that will read them (Acts).
-void quantize_rows(const Op& op, const Run& run, int task) {
+// A block of rows of one linear operation.
+struct RowBlock {
+  int first, rows;
+  Layout layout;
+  RowBlock(const Op& op, const Run& run, int block)
+      : first(block * ROW_BLOCK), rows(std::min(ROW_BLOCK, rows_of(op, *run.step) - first)), layout(layout_of(op.weight, rows, run.amx)) {}
+  Acts acts(const Op& op, const Run& run) const {
+    const Weight& w = op.weight;
+    if (!is_quantized(w)) return {};
+    const int64_t at = int64_t(first) * (w.k / w.group);
+    return {run.act_q + int64_t(first) * w.k * (w.format == U4 ? 1 : 2), run.act_scale + at, run.act_sum + at};
+  }
+};
+
+// A tile, or a run of its groups, row by row into the layout that the tile will read.
+void quantize(const Op& op, const Run& run, int task) {
   const Weight& w = op.weight;
-  const int all_rows = rows_of(op, *run.step);
-  const int64_t groups = w.k / w.group;
-  for_rows(op, all_rows, task, [&](int row) {
-    const int block = row / ROW_BLOCK * ROW_BLOCK;
-    const Tiles tiles(std::min(ROW_BLOCK, all_rows - block), tile_rows(w.format));
-    const int tile = tiles.of(row - block), first = block + tiles.first(tile), size = tiles.rows(tile);
-    const float* x = op.in.data + row * op.in.stride;
-    float *scale = run.act_scale + first * groups, *sum = run.act_sum + first * groups;
-    if (w.format == U4) quantize_row(x, w.k, w.group, (int8_t*)run.act_q + int64_t(first) * w.k, scale, sum, row - first, size);
-    else quantize_row(x, w.k, w.group, (int16_t*)run.act_q + int64_t(first) * w.k, scale, sum, row - first, size);
-  });
+  const RowBlock block(op, run, task / QUANTIZE_TASKS);
+  const Tiles tiles(block.rows, block.layout.tile_rows);
+  const int parts = ceil_div(block.rows, LEAST_TILE_ROWS) / tiles.count, groups = w.k / w.group;
+  const int tile = task % QUANTIZE_TASKS / parts, part = task % QUANTIZE_TASKS % parts;
+  if (tile >= tiles.count) return;
+  const int first = tiles.first(tile), begin = groups * part / parts, end = groups * (part + 1) / parts;
+  const Acts acts = block.acts(op, run);
+  for (int r = 0; r < tiles.rows(tile); ++r) {
+    const float* x = op.in.data + (block.first + first + r) * op.in.stride;
+    const float* next = x + (r + 1 < tiles.rows(tile) ? op.in.stride : 0);
+    if (w.format == U4) quantize_groups<int8_t>(x, next, w.group, begin, end, block.layout, acts_of<int8_t>(w, acts, first), r, tiles.rows(tile));
+    else quantize_groups<int16_t>(x, next, w.group, begin, end, block.layout, acts_of<int16_t>(w, acts, first), r, tiles.rows(tile));
+  }
 }
 
 TS_INLINE void finish_unit(const Op& op, int unit, int row, vf x, const float* up) {
@@ -50,28 +69,30 @@ TS_INLINE void finish_unit(const Op& op, int unit, int row, vf x, const float* u
 
 void linear(const Op& op, const Run& run, int task, uint8_t* scratch) {
   const Weight& w = op.weight;
-  const int all_rows = rows_of(op, *run.step);
-  const LinearGrid grid(op, all_rows, run.threads);
-  const int first = task / grid.chunks * ROW_BLOCK, rows = std::min(ROW_BLOCK, all_rows - first);
+  const LinearGrid grid(op, rows_of(op, *run.step), run.threads);
+  const RowBlock block(op, run, task / grid.chunks);
   const int begin = task % grid.chunks * grid.units_per_task, end = std::min(grid.units, begin + grid.units_per_task);
   float* c = (float*)scratch;
   float* up = c + ROW_BLOCK * LANES;
   uint8_t* wide = (uint8_t*)(up + ROW_BLOCK * LANES);
-  const int64_t q_stride = int64_t(w.k) * (w.format == U4 ? 1 : 2);
-  const int64_t groups = w.group ? w.k / w.group : 0;
-  const Acts acts = {run.act_q + first * q_stride, run.act_scale + first * groups, run.act_sum + first * groups};
-  const float* x = op.in.data + first * op.in.stride;
+  const Acts acts = block.acts(op, run);
+  const float* x = op.in.data + block.first * op.in.stride;
   const int64_t bytes = panel_bytes(w);
   const int per_unit = op.silu_mul ? 2 : 1;
   // Threads take tasks in turn: this one's next is likely to be as many further on as there are threads.
   const int next_begin = begin + run.threads * grid.units_per_task;
   const uint8_t* next_task = next_begin < grid.units ? w.data + next_begin * per_unit * bytes : nullptr;
+#if TS_HAVE_AMX
+  std::optional<AmxShapes> shapes;
+  if (block.layout.amx) shapes.emplace(w);
+#endif
   for (int panel = begin * per_unit; panel < end * per_unit; ++panel) {
     const uint8_t* data = w.data + panel * bytes;
     const bool is_up = op.silu_mul && panel % 2 == 1;
-    run_panel(w, data, panel + 1 < end * per_unit ? data + bytes : next_task, x, op.in.stride, acts, rows, is_up ? up : c, wide);
+    run_panel(w, data, panel + 1 < end * per_unit ? data + bytes : next_task, x, op.in.stride, block.layout, acts, block.rows,
+              is_up ? up : c, wide);
     if (op.silu_mul && !is_up) continue;
-    for (int r = 0; r < rows; ++r) finish_unit(op, panel / per_unit, first + r, load(c + r * LANES), up + r * LANES);
+    for (int r = 0; r < block.rows; ++r) finish_unit(op, panel / per_unit, block.first + r, load(c + r * LANES), up + r * LANES);
   }
 }
 
@@ -218,7 +239,7 @@ void run_task(const Op& op, const Run& run, int stage, int task, uint8_t* scratc
     case ROPE_AND_CACHE:
       return for_rows(op, rows, task, [&](int row) { rope_and_cache_row(op, *run.kv, *run.step, row); });
     case LINEAR:
-      if (is_quantized(op.weight) && stage == 0) return quantize_rows(op, run, task);
+      if (is_quantized(op.weight) && stage == 0) return quantize(op, run, task);
       return linear(op, run, task, scratch);
     case ATTENTION:
       return attention(op, run, stage, task, scratch);

@@ -1,5 +1,6 @@
 // Ceilings of the machine, for benchmarks: how fast this instruction set reads memory and multiplies.
 #pragma once
+#include "amx.h"
 #include "simd.h"
 
 namespace {
@@ -29,6 +30,38 @@ TS_INLINE int integer_chains(float* sink) {
   *sink += static_cast<float>(_mm256_extract_epi32(x, 0));
   return CHAINS * (KIND == INT16 ? 16 : 32);
 }
+#elif defined(TS_ISA_AVX512)
+template <int KIND>
+TS_INLINE int integer_chains(float* sink) {
+  constexpr int CHAINS = 12;
+  __m512i acc[CHAINS], x = _mm512_set1_epi16(3), y = _mm512_set1_epi16(5);
+  each<CHAINS>([&](auto i) TS_LAMBDA { acc[i] = _mm512_setzero_si512(); });
+  for (int64_t round = 0; round < PROBE_ROUNDS; ++round)
+    each<CHAINS>([&](auto i) TS_LAMBDA {
+      acc[i] = KIND == INT16 ? _mm512_dpwssd_epi32(acc[i], x, y) : _mm512_dpbusd_epi32(acc[i], x, y);
+      asm volatile("" : "+v"(acc[i]), "+v"(x), "+v"(y));  // equal products are not one
+    });
+  each<CHAINS>([&](auto i) TS_LAMBDA { x = _mm512_xor_si512(x, acc[i]); });
+  *sink += static_cast<float>(_mm512_cvtsi512_si32(x));
+  return CHAINS * (KIND == INT16 ? 32 : 64);
+}
+#endif
+#if TS_HAVE_AMX
+constexpr int64_t AMX_ROUNDS = PROBE_ROUNDS / 8;
+// The matrix unit over groups of 32 features; an int16 takes two products.
+TS_INLINE int64_t amx_chains(int kind) {
+  const AmxShapes shapes(Weight{nullptr, U4, LANES, 32, 32, 1, 1});
+  alignas(64) const uint8_t zeros[AMX_ROWS * 32] = {};
+  _tile_loadd(4, zeros, 32);
+  _tile_loadd(6, zeros, 64);
+  _tile_zero(0);
+  _tile_zero(1);
+  for (int64_t round = 0; round < AMX_ROUNDS; ++round) {
+    _tile_dpbsud(0, 4, 6);
+    _tile_dpbsud(1, 4, 6);
+  }
+  return AMX_ROUNDS * 2 * AMX_ROWS * LANES * 32 / (kind == INT16 ? 2 : 1);
+}
 #endif
 TS_INLINE int float_chains(float* sink) {
   float values[2] = {1.0f, 1.0e-9f};
@@ -47,7 +80,7 @@ TS_INLINE int float_chains(float* sink) {
 
 // Sums `bytes` bytes (READ), or runs PROBE_ROUNDS rounds of independent multiply-add chains in registers. Returns the
 // multiply-adds done (0 for READ); `sink` keeps the compiler honest.
-int64_t probe(int kind, const uint8_t* data, int64_t bytes, float* sink) {
+int64_t probe(int kind, [[maybe_unused]] bool amx, const uint8_t* data, int64_t bytes, float* sink) {
   if (kind == READ) {
     vf acc[8];
     each<8>([&](auto i) TS_LAMBDA { acc[i] = zero(); });
@@ -57,7 +90,10 @@ int64_t probe(int kind, const uint8_t* data, int64_t bytes, float* sink) {
     each<8>([&](auto i) TS_LAMBDA { *sink += sum_lanes(acc[i]); });
     return 0;
   }
-#if defined(TS_ISA_AVX2)
+#if TS_HAVE_AMX
+  if (amx && (kind == INT16 || kind == U4S8)) return amx_chains(kind);
+#endif
+#if defined(TS_ISA_AVX2) || defined(TS_ISA_AVX512)
   if (kind == INT16) return PROBE_ROUNDS * integer_chains<INT16>(sink);
   if (kind == U4S8) return PROBE_ROUNDS * integer_chains<U4S8>(sink);
 #endif

@@ -9,6 +9,12 @@
 #include "pool.h"
 #include "tasks.h"
 
+#if TS_HAVE_AMX
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #define TS_API extern "C" __attribute__((visibility("default")))
 
 extern const Kernels kernels_portable;
@@ -28,9 +34,25 @@ extern const Kernels kernels_neon;
 namespace {
 
 struct Variant {
+  const char* name;
   const Kernels* kernels;
   bool runs_here;
+  bool amx = false;
 };
+
+#if TS_HAVE_AMX
+// The matrix unit's registers are large: Linux gives them to a process that asks.
+bool may_use_amx() {
+  static const bool may = [] {
+    constexpr unsigned TILES = 1u << 24, INT8_PRODUCTS = 1u << 25;
+    constexpr int REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    unsigned a, b, c, d;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & TILES) || !(d & INT8_PRODUCTS)) return false;
+    return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
+  }();
+  return may;
+}
+#endif
 
 // Best first.
 std::vector<Variant> variants() {
@@ -40,27 +62,31 @@ std::vector<Variant> variants() {
   const bool fma = __builtin_cpu_supports("avx") && __builtin_cpu_supports("fma");
 #endif
 #if TS_HAVE_AVX512
-  all.push_back({&kernels_avx512, __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-                                      __builtin_cpu_supports("avx512vnni")});
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+#if TS_HAVE_AMX
+  all.push_back({"amx", &kernels_avx512, avx512 && may_use_amx(), true});
+#endif
+  all.push_back({"avx512", &kernels_avx512, avx512});
 #endif
 #if TS_HAVE_AVX2
-  all.push_back({&kernels_avx2, fma && __builtin_cpu_supports("avx2")});
+  all.push_back({"avx2", &kernels_avx2, fma && __builtin_cpu_supports("avx2")});
 #endif
 #if TS_HAVE_NEON
-  all.push_back({&kernels_neon, true});
+  all.push_back({"neon", &kernels_neon, true});
 #endif
 #if TS_HAVE_PORTABLE_FMA
-  all.push_back({&kernels_portable_fma, fma});
+  all.push_back({"portable_fma", &kernels_portable_fma, fma});
 #endif
-  all.push_back({&kernels_portable, true});
+  all.push_back({"portable", &kernels_portable, true});
   return all;
 }
 
-const Kernels* find_variant(const char* name) {
+// No kernels when there is none of that name.
+Variant find_variant(const char* name) {
   for (const Variant& v : variants())
-    if (v.runs_here && (*name == 0 || std::strcmp(name, v.kernels->name) == 0)) return v.kernels;
-  return nullptr;
+    if (v.runs_here && (*name == 0 || std::strcmp(name, v.name) == 0)) return v;
+  return {name, nullptr, false};
 }
 
 // 64-byte aligned memory that is touched only as it is used.
@@ -81,8 +107,8 @@ int64_t scratch_bytes(const std::vector<Op>& ops) {
   for (const Op& op : ops) {
     if (op.kind == LINEAR) {
       int64_t bytes = 2 * MAX_ROWS_PER_TASK * PANEL * 4;
-      if (op.weight.format == U4) bytes += op.weight.k / 32 * (PANEL * 32 + 2 * PANEL * 4);
-      else if (!is_quantized(op.weight)) bytes += WIDE_FEATURES * PANEL * 4;
+      if (is_quantized(op.weight)) bytes += PANEL * (op.weight.k + 8 * (op.weight.k / op.weight.group));
+      else bytes += WIDE_FEATURES * PANEL * 4;
       most = std::max(most, bytes);
     } else if (op.kind == ATTENTION) {
       const int64_t dp = padded16(op.head_dim);
@@ -99,20 +125,20 @@ struct Stage {
 
 class Program : public Job {
  public:
-  Program(const Op* ops, int num_ops, const KVCache* kv, int max_rows, const Kernels* kernels, int threads)
-      : ops_(ops, ops + num_ops), kv_(*kv), kernels_(kernels), threads_(threads) {
+  Program(const Op* ops, int num_ops, const KVCache* kv, int max_rows, const Variant& variant, int threads)
+      : ops_(ops, ops + num_ops), kv_(*kv), kernels_(variant.kernels), threads_(threads) {
     int64_t k = 1, groups = 1;
     for (const Op& op : ops_) {
       if (op.kind != LINEAR || !is_quantized(op.weight)) continue;
       k = std::max<int64_t>(k, op.weight.k * (op.weight.format == U4 ? 1 : 2));
       groups = std::max<int64_t>(groups, op.weight.k / op.weight.group);
     }
-    act_q_ = std::make_unique<Aligned>(k * max_rows);
+    act_q_ = std::make_unique<Aligned>(k * max_rows + READ_BEYOND);
     act_scales_ = std::make_unique<Aligned>(groups * max_rows * 8);
     scratch_stride_ = (scratch_bytes(ops_) + 4095) / 4096 * 4096;
     scratch_ = std::make_unique<Aligned>(scratch_stride_ * std::max(1, std::min(threads_, MAX_THREADS)));
     run_ = {nullptr, &kv_, &plan_, act_q_->data, reinterpret_cast<float*>(act_scales_->data),
-            reinterpret_cast<float*>(act_scales_->data) + groups * max_rows, threads};
+            reinterpret_cast<float*>(act_scales_->data) + groups * max_rows, threads, variant.amx};
   }
 
   void execute(const Step& step) {
@@ -138,7 +164,7 @@ class Program : public Job {
     const int rows = rows_of(op, step);
     const int row_tasks = rows == 0 ? 0 : ceil_div(rows, rows_per_task(op, rows));
     if (op.kind == LINEAR) {
-      if (is_quantized(op.weight)) stages_.push_back({i, 0, row_tasks});
+      if (is_quantized(op.weight)) stages_.push_back({i, 0, ceil_div(rows, LEAST_TILE_ROWS)});
       const LinearGrid grid(op, rows, threads_);
       stages_.push_back({i, 1, grid.row_blocks * grid.chunks});
     } else if (op.kind == ATTENTION) {
@@ -204,13 +230,13 @@ class SampleJob : public Job {
 
 class ProbeJob : public Job {
  public:
-  ProbeJob(const Kernels* kernels, int kind, const uint8_t* data, int64_t bytes, int threads)
-      : kernels_(kernels), kind_(kind), data_(data), bytes_(bytes / threads / 4096 * 4096), done_(threads), threads_(threads) {}
+  ProbeJob(const Variant& variant, int kind, const uint8_t* data, int64_t bytes, int threads)
+      : variant_(variant), kind_(kind), data_(data), bytes_(bytes / threads / 4096 * 4096), done_(threads), threads_(threads) {}
   int num_stages() const override { return 1; }
   int num_tasks(int) const override { return threads_; }
   void run(int, int task, int) override {
     float sink = 0.0f;
-    done_[task] = kernels_->probe(kind_, data_ + task * bytes_, bytes_, &sink) + (sink == 0.12345f);
+    done_[task] = variant_.kernels->probe(kind_, variant_.amx, data_ + task * bytes_, bytes_, &sink) + (sink == 0.12345f);
   }
   int64_t done() const {
     int64_t total = 0;
@@ -219,7 +245,7 @@ class ProbeJob : public Job {
   }
 
  private:
-  const Kernels* kernels_;
+  Variant variant_;
   int kind_;
   const uint8_t* data_;
   int64_t bytes_;
@@ -232,7 +258,7 @@ class ProbeJob : public Job {
 // Names of the variants, best first, separated by spaces; those that this processor cannot run carry a '-' in front.
 TS_API void ts_variants(char* out, int size) {
   std::string names;
-  for (const Variant& v : variants()) names += std::string(names.empty() ? "" : " ") + (v.runs_here ? "" : "-") + v.kernels->name;
+  for (const Variant& v : variants()) names += std::string(names.empty() ? "" : " ") + (v.runs_here ? "" : "-") + v.name;
   std::strncpy(out, names.c_str(), size - 1);
   out[size - 1] = 0;
 }
@@ -245,10 +271,10 @@ TS_API void ts_struct_sizes(int32_t* out) {
 
 // A program over `num_ops` operations for steps of at most `max_rows` rows; 0 when the variant is unknown or memory is short.
 TS_API void* ts_program_create(const Op* ops, int num_ops, const KVCache* kv, int max_rows, const char* variant, int threads) {
-  const Kernels* kernels = find_variant(variant);
-  if (!kernels) return nullptr;
+  const Variant found = find_variant(variant);
+  if (!found.kernels) return nullptr;
   try {
-    return new Program(ops, num_ops, kv, max_rows, kernels, std::max(1, threads));
+    return new Program(ops, num_ops, kv, max_rows, found, std::max(1, threads));
   } catch (const std::bad_alloc&) {
     return nullptr;
   }
@@ -261,7 +287,7 @@ TS_API void ts_program_free(void* program) { delete static_cast<Program*>(progra
 // Sample `num_rows` rows; returns 0, or -1 when the variant is unknown.
 TS_API int ts_sample(const char* variant, int threads, const float* logits, int64_t stride, int vocab, const SampleArgs* args,
                      int num_rows, SampleResult* results, int32_t* top_ids, float* top_logprobs, int max_top) {
-  const Kernels* kernels = find_variant(variant);
+  const Kernels* kernels = find_variant(variant).kernels;
   if (!kernels) return -1;
   threads = std::max(1, std::min(threads, num_rows));
   SampleJob job(kernels, logits, stride, vocab, args, num_rows, results, top_ids, top_logprobs, max_top, threads);
@@ -271,9 +297,9 @@ TS_API int ts_sample(const char* variant, int threads, const float* logits, int6
 
 // Run a probe of the machine's ceilings on all threads; returns the multiply-adds done, or -1.
 TS_API int64_t ts_probe(const char* variant, int threads, int kind, const uint8_t* data, int64_t bytes) {
-  const Kernels* kernels = find_variant(variant);
-  if (!kernels) return -1;
-  ProbeJob job(kernels, kind, data, bytes, std::max(1, threads));
+  const Variant found = find_variant(variant);
+  if (!found.kernels) return -1;
+  ProbeJob job(found, kind, data, bytes, std::max(1, threads));
   run_job(job, threads);
   return job.done();
 }

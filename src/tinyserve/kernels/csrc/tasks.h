@@ -11,6 +11,7 @@ constexpr int MAX_ROWS_PER_TASK = 128;  // a linear task's rows
 constexpr int WIDE_FEATURES = 128;  // of float weights, widened at a time
 constexpr int SPLIT_MAX_ROWS = 24;  // a sequence with at most this many query rows may have its partitions run apart
 constexpr int KEY_PARTITION = 256;
+constexpr int READ_BEYOND = 4096;  // bytes after quantized activations that amx.h may read, for rows that are not there
 constexpr int MAX_HEAD_DIM = 512;  // kernels/recorder.py refuses more
 
 inline int rows_of(const Op& op, const Step& step) { return op.rows == TOKENS ? step.num_tokens : step.num_logits; }
@@ -32,9 +33,17 @@ struct LinearGrid {
   }
 };
 
-// Row-wise operations: a few rows a task, so that small steps stay on one thread and large ones spread. A row's keys
-// go to as many lines of memory as a head has features: two rows are worth a thread.
-inline int rows_per_task(const Op& op, int rows) { return op.kind == ROPE_AND_CACHE ? 2 : rows <= 4 ? 4 : 8; }
+// Quantizing a linear operation's activations, by row blocks: as many tasks as a block could have tiles at most. A task
+// is a tile, or a run of a tile's groups: two threads that write to the same lines of memory would wait for each other.
+constexpr int LEAST_TILE_ROWS = 4;
+constexpr int QUANTIZE_TASKS = MAX_ROWS_PER_TASK / LEAST_TILE_ROWS;  // of a whole row block
+
+// Row-wise operations: a few rows a task, so that small steps stay on one thread and large ones spread. A row's keys go to as
+// many lines of memory as a head has features: two rows are worth a thread, but neighbours of a prompt write to the same lines.
+inline int rows_per_task(const Op& op, int rows) {
+  if (op.kind == ROPE_AND_CACHE) return rows <= 64 ? 2 : 16;
+  return rows <= 4 ? 4 : 8;
+}
 
 // Query rows of one sequence, and where the partials of its partitions lie: `slot` counts rows of a kv head.
 struct RowRun {
@@ -66,6 +75,7 @@ struct Run {
   float* act_scale;
   float* act_sum;
   int threads;
+  bool amx;  // the matrix unit may be used
 };
 
 struct Kernels {
@@ -76,6 +86,7 @@ struct Kernels {
   // One row of sampling; `work` holds vocab floats, `order` vocab + 1 int32.
   void (*sample)(const float* logits, int vocab, const SampleArgs& args, float* work, int32_t* order, SampleResult* result,
                  int32_t* top_ids, float* top_logprobs);
-  // A ceiling of the machine (probe.h): 0 read bandwidth, 1 f32, 2 int16, 3 four bits x int8.
-  int64_t (*probe)(int kind, const uint8_t* data, int64_t bytes, float* sink);
+  // A ceiling of the machine (probe.h): 0 read bandwidth, 1 f32, 2 int16, 3 four bits x int8; the last two of the matrix
+  // unit, if it is meant.
+  int64_t (*probe)(int kind, bool amx, const uint8_t* data, int64_t bytes, float* sink);
 };

@@ -1,0 +1,126 @@
+// The matrix unit of newer x86 servers (AMX). One instruction adds, for 16 rows of activations and 16 columns of weights, the
+// products of 32 or 64 features in whole numbers. Sums leave the unit through memory, a group at a time, and are scaled as
+// everywhere else: the same bits. int16 activations go in as high and low bytes.
+#pragma once
+#include "gemm.h"
+
+namespace {
+
+#if TS_HAVE_AMX
+
+constexpr int AMX_ROWS = 16;
+constexpr int AMX_LEAST = 8;  // rows of a tile: 17 are 9 + 8
+
+// Few rows are faster without it.
+TS_INLINE bool suits_amx(const Weight& w, int rows) {
+  if (w.format == U4) return rows >= 64;
+  return w.format == INT8 && rows >= 2 * AMX_LEAST && w.group % 32 == 0;
+}
+TS_INLINE int amx_depth(const Weight& w) { return w.group % 64 == 0 ? 64 : 32; }  // features of an instruction
+
+// The shapes of the unit's registers: 0 and 1 are sums, 4 and 5 activations, 6 weights. Held by a thread for a task.
+class AmxShapes {
+ public:
+  explicit AmxShapes(const Weight& w) {
+    struct {
+      uint8_t palette = 1, unused[15] = {};
+      uint16_t row_bytes[16] = {};
+      uint8_t rows[16] = {};
+    } shapes;
+    const int depth = amx_depth(w);
+    for (int i : {0, 1}) shapes.rows[i] = AMX_ROWS, shapes.row_bytes[i] = LANES * 4;
+    for (int i : {4, 5}) shapes.rows[i] = AMX_ROWS, shapes.row_bytes[i] = depth;
+    shapes.rows[6] = depth / 4, shapes.row_bytes[6] = LANES * 4;
+    asm volatile("" ::"m"(shapes));
+    _tile_loadconfig(&shapes);
+  }
+  ~AmxShapes() { _tile_release(); }
+  AmxShapes(const AmxShapes&) = delete;
+  AmxShapes& operator=(const AmxShapes&) = delete;
+};
+
+// A panel as the unit reads it: per group, rows of 64 bytes that hold four features of each column, then f32 scales and minima.
+// Four-bit panels are widened to just that.
+TS_INLINE int64_t amx_group_bytes(const Weight& w) { return LANES * (w.group + 8); }
+
+inline void widen_for_amx(const Weight& w, const uint8_t* panel, uint8_t* wide) {
+  if (w.format == U4) return widen_u4(w, panel, wide);
+  alignas(64) uint16_t pairs[2 * LANES];  // a row is two runs of the panel, in turns
+  for (int i = 0; i < LANES; ++i) pairs[2 * i] = i, pairs[2 * i + 1] = LANES + i;
+  const __m512i order = _mm512_load_si512(pairs);
+  const int64_t values = int64_t(LANES) * w.group;
+  for (int g = 0; g < w.k / w.group; ++g, panel += group_bytes(w), wide += amx_group_bytes(w)) {
+    for (int64_t i = 0; i < values; i += 64) _mm512_storeu_si512(wide + i, _mm512_permutexvar_epi16(order, _mm512_loadu_si512(panel + i)));
+    float* f = (float*)(wide + values);
+    store(f, load_scale(panel + values, w.f16_scale));
+    if (w.has_min) store(f + LANES, load_scale(panel + values + LANES * (w.f16_scale ? 2 : 4), w.f16_scale));
+  }
+}
+
+// Sixteen values of a row, of which the unit reads one run of bytes after another; the low bytes of int16 lie `plane` further on.
+template <class T>
+TS_INLINE void store_for_amx(uint8_t* q, int64_t plane, vf x) {
+  const __m512i whole = _mm512_cvtps_epi32(x.v);
+  if constexpr (sizeof(T) == 1) {
+    _mm_storeu_si128((__m128i*)q, _mm512_cvtepi32_epi8(whole));
+  } else {
+    _mm_storeu_si128((__m128i*)q, _mm512_cvtepi32_epi8(_mm512_srai_epi32(whole, 8)));
+    _mm_storeu_si128((__m128i*)(q + plane), _mm512_cvtepi32_epi8(whole));
+  }
+}
+
+// The sums of one group for all rows: of int16 activations, those of their high and those of their low bytes.
+template <class T>
+TS_INLINE void amx_sums(const Weight& w, const uint8_t* weights, const uint8_t* x, int rows, int32_t (*sums)[AMX_ROWS * LANES]) {
+  const int depth = amx_depth(w);
+  _tile_zero(0);
+  if (sizeof(T) == 2) _tile_zero(1);
+  for (int i = 0; i < w.group; i += depth) {
+    _tile_loadd(4, x + i, w.group);
+    _tile_loadd(6, weights + i * LANES, 64);
+    if constexpr (sizeof(T) == 1) {
+      _tile_dpbsud(0, 4, 6);
+    } else {
+      _tile_loadd(5, x + rows * w.group + i, w.group);
+      _tile_dpbssd(0, 4, 6);
+      _tile_dpbusd(1, 5, 6);
+    }
+  }
+  _tile_stored(0, sums[0], LANES * 4);
+  if (sizeof(T) == 2) _tile_stored(1, sums[1], LANES * 4);
+}
+
+// `b` holds a widened panel. The unit computes 16 rows whatever R is: those beyond are garbage, and nobody reads them.
+template <class T, int R>
+inline void amx_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
+  const Weight& w = b.w;
+  alignas(64) int32_t sums[2][sizeof(T)][AMX_ROWS * LANES];
+  vf acc[R];
+  begin(b, c, acc);
+  auto multiply = [&](int g) TS_LAMBDA {
+    fetch.step();
+    amx_sums<T>(w, b.data + g * amx_group_bytes(w), a.q + int64_t(g) * w.group * R * sizeof(T), R, sums[g % 2]);
+  };
+  auto scale_sums = [&](int g) TS_LAMBDA {
+    const float* scales = (const float*)(b.data + g * amx_group_bytes(w) + int64_t(LANES) * w.group);
+    const vf scale = load(scales);
+    each<R>([&](auto r) TS_LAMBDA {
+      __m512i sum = _mm512_load_si512(sums[g % 2][0] + r * LANES);
+      if (sizeof(T) == 2) sum = _mm512_add_epi32(_mm512_slli_epi32(sum, 8), _mm512_load_si512(sums[g % 2][sizeof(T) - 1] + r * LANES));
+      acc[r] = add_group(acc[r], {_mm512_cvtepi32_ps(sum)}, scale, a, g * R + r);
+    });
+    if (w.has_min) each<R>([&](auto r) TS_LAMBDA { acc[r] = add_min(acc[r], load(scales + LANES), a, g * R + r); });
+  };
+  forget();  // what was written is what the unit reads
+  int g = 0;
+  for (; g + 2 <= b.steps; g += 2) {  // two at a time, since sums take long to come back
+    multiply(g), multiply(g + 1);
+    scale_sums(g), scale_sums(g + 1);
+  }
+  if (g < b.steps) multiply(g), scale_sums(g);
+  keep(acc, c);
+}
+
+#endif
+
+}  // namespace
