@@ -53,13 +53,14 @@ class World:
         limits = [(seq_id, self.most) for seq_id in range(self.num_seqs)]
         chosen = self.controller.choose(limits, self.num_seqs)
         assert all(0 <= count <= self.most for count in chosen)
-        outcomes = [Outcome(i, count, self._accepted(i, count)) for i, count in enumerate(chosen)]
+        given = [(i, count) for i, count in enumerate(chosen) if count]
+        outcomes = [Outcome(i, count, self._accepted(i, count)) for i, count in given]
         rows = self.num_seqs + sum(chosen)
         proposing = self.draft_time * max(chosen)
         seconds = self.cost(rows) * (1 + self.noise * self.dice.random()) + proposing
-        self.controller.learn(seconds, proposing, outcomes)
+        self.controller.learn(seconds, proposing, self.num_seqs, outcomes)
         self.seconds += seconds
-        self.tokens += sum(1 + outcome.num_accepted for outcome in outcomes)
+        self.tokens += self.num_seqs + sum(outcome.num_accepted for outcome in outcomes)
         self.drafts.append(sum(chosen))
 
     def _accepted(self, seq_id: int, count: int) -> int:
@@ -169,21 +170,21 @@ def test_prompts_in_a_step_do_not_disturb_the_times() -> None:
     before = world.controller.times.estimate(5)
     for _ in range(50):
         chosen = world.controller.choose([(0, 8)], 1)
-        world.controller.learn(None, 0.0, [Outcome(0, chosen[0], chosen[0])])
+        world.controller.learn(None, 0.0, 1, [Outcome(0, chosen[0], chosen[0])])
     assert world.controller.times.estimate(5) == before
 
 
 def test_a_hiccup_changes_nothing() -> None:
     world = World(bus_bound, always(0.95)).run(100)
     before = world.controller.choose([(0, 8)], 1)
-    world.controller.learn(5.0, 0.0, [Outcome(0, before[0], before[0])])
+    world.controller.learn(5.0, 0.0, 1, [Outcome(0, before[0], before[0])])
     assert world.controller.choose([(0, 8)], 1) == before
 
 
 def test_no_drafts_before_a_plain_step_was_measured() -> None:
     controller = AdaptiveController()
     assert controller.choose([(0, 8), (1, 8)], 2) == [0, 0]
-    controller.learn(0.01, 0.0, [Outcome(0, 0, 0), Outcome(1, 0, 0)])
+    controller.learn(0.01, 0.0, 2, [])
     assert sum(controller.choose([(0, 8), (1, 8)], 2)) > 0
 
 

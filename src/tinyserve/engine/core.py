@@ -52,7 +52,8 @@ class EngineCore:
         self._scheduler = Scheduler(config, kv, drafter=drafter)
         self._drafter = drafter
         self._draw = draw
-        self._outcomes: list[Outcome] = []  # of this step's decodes, while somebody drafts
+        self._outcomes: list[Outcome] = []  # of this step's decodes with drafts
+        self._num_decodes = 0  # of this step, while somebody drafts
         self._num_accepted_per_position = [0] * (drafter.max_drafts if drafter is not None else 0)
         self._jobs: dict[str, Job] = {}
         self._ready: list[RequestOutput] = []  # outputs that no step has to compute
@@ -115,8 +116,10 @@ class EngineCore:
         self._num_generation_tokens += sum([len(output.new_token_ids) for output in outputs])
         self.lap = Lap(step, began, planned, ran, drawn, self.clock())
         if self._drafter is not None:
-            self._drafter.learn(step.plan.num_tokens, self.lap.end - began, self._outcomes)
+            seconds = self.lap.end - began
+            self._drafter.learn(step.plan.num_tokens, seconds, self._num_decodes, self._outcomes)
             self._outcomes.clear()
+            self._num_decodes = 0
         return outputs
 
     def stats(self) -> EngineStats:
@@ -219,6 +222,9 @@ class EngineCore:
 
     def _count_drafts(self, seq: Sequence, num_drafts: int, output: RequestOutput) -> None:
         """What became of the drafts before these tokens, the last of which is the target's own."""
+        self._num_decodes += 1
+        if not num_drafts:
+            return
         num_accepted = len(output.new_token_ids) - 1
         self._outcomes.append(Outcome(seq.seq_id, num_drafts, num_accepted))
         self._num_accepted_tokens += num_accepted

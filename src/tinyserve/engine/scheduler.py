@@ -208,7 +208,8 @@ class Scheduler:
                 if room > 0:
                     wanted.append((seq, room))
         drafts: dict[int, Draft] = {}
-        for (seq, _), draft in zip(wanted, self._drafter.propose(wanted, num_decodes), strict=True):
+        for index, draft in self._drafter.propose(wanted, num_decodes):
+            seq = wanted[index][0]
             del draft.token_ids[spare:], draft.probs[spare:]
             if seq.grammar is not None and draft.token_ids:
                 valid = seq.grammar.count_valid(draft.token_ids)

@@ -90,11 +90,13 @@ class AdaptiveController:
         self._depth = max(chosen, default=0)
         return chosen
 
-    def learn(self, seconds: float | None, proposing: float, outcomes: Sequence[Outcome]) -> None:
+    def learn(
+        self, seconds: float | None, proposing: float, num_decodes: int, outcomes: Sequence[Outcome]
+    ) -> None:
         """See `Controller`."""
         num_drafts = sum(outcome.num_drafts for outcome in outcomes)
         if seconds is not None:
-            self.times.add(len(outcomes) + num_drafts, seconds - proposing)
+            self.times.add(num_decodes + num_drafts, seconds - proposing)
             most = max(MAX_CREDIT * seconds, self._probe_cost)
             self._credit = min(self._credit + PROBE_SHARE * seconds, most)
         if num_drafts and self._depth:
@@ -102,12 +104,11 @@ class AdaptiveController:
         if self._probed is not None:
             self._credit -= proposing
         for outcome in outcomes:
-            if outcome.num_drafts:
-                self._all.learn(outcome, FADE_ALL)
-                self._record(outcome.seq_id).learn(outcome, FADE)
-                self._record(outcome.seq_id).num_idle = 0
-                if outcome.seq_id == self._probed:
-                    self._credit -= self._extra(len(outcomes), num_drafts)
+            self._all.learn(outcome, FADE_ALL)
+            self._record(outcome.seq_id).learn(outcome, FADE)
+            self._record(outcome.seq_id).num_idle = 0
+            if outcome.seq_id == self._probed:
+                self._credit -= self._extra(num_decodes, num_drafts)
         self._depth = 0
 
     def forget(self, seq_id: int) -> None:

@@ -15,7 +15,7 @@ from tinyserve.spec.proposer import Draft, Known, Proposer
 
 
 class Outcome(NamedTuple):
-    """What a decode gave: drafts verified and, of those, accepted."""
+    """What a decode with drafts gave: drafts verified and, of those, accepted."""
 
     seq_id: int
     num_drafts: int
@@ -29,9 +29,11 @@ class Controller(Protocol):
         """How many drafts for each (sequence id, most) in a step of `num_rows` other rows."""
         ...
 
-    def learn(self, seconds: float | None, proposing: float, outcomes: Sequence[Outcome]) -> None:
-        """A step of these decodes took `seconds`, `proposing` of them for the drafts; None where
-        prompts shared the step, so that its time says nothing.
+    def learn(
+        self, seconds: float | None, proposing: float, num_decodes: int, outcomes: Sequence[Outcome]
+    ) -> None:
+        """A step of so many decodes took `seconds`, `proposing` of them for the drafts; None where
+        prompts shared the step, so that its time says nothing. `outcomes`: of those with drafts.
         """
         ...
 
@@ -54,8 +56,10 @@ class Drafter:
         self._clock = clock
         self._proposing = 0.0  # seconds, of this step
 
-    def propose(self, wanted: Sequence[tuple[Known, int]], num_rows: int) -> list[Draft]:
-        """A draft for each (sequence, most tokens), in the same order.
+    def propose(
+        self, wanted: Sequence[tuple[Known, int]], num_rows: int
+    ) -> list[tuple[int, Draft]]:
+        """Drafts for some of the (sequence, most tokens), by their index, in order.
 
         `num_rows`: rows of the step without them.
         """
@@ -63,24 +67,25 @@ class Drafter:
         if self._controller is not None:
             ids = [(seq.seq_id, limit) for seq, limit in wanted]
             limits = self._controller.choose(ids, num_rows)
-        drafts = [Draft() for _ in wanted]
         asked = [i for i, limit in enumerate(limits) if limit > 0]
         if not asked:
-            return drafts
+            return []
         began = self._clock()
         proposed = self.proposer.propose([(wanted[i][0], limits[i]) for i in asked])
         self._proposing = self._clock() - began
-        for i, draft in zip(asked, proposed, strict=True):
-            drafts[i] = draft
-        return drafts
+        return list(zip(asked, proposed, strict=True))
 
-    def learn(self, num_rows: int, seconds: float, outcomes: Sequence[Outcome]) -> None:
-        """A step of `num_rows` rows took `seconds`, proposing included."""
+    def learn(
+        self, num_rows: int, seconds: float, num_decodes: int, outcomes: Sequence[Outcome]
+    ) -> None:
+        """A step of `num_rows` rows took `seconds`, proposing included; `outcomes`: of those of its
+        decodes that had drafts.
+        """
         proposing, self._proposing = self._proposing, 0.0
-        if self._controller is None or not outcomes:
+        if self._controller is None or not num_decodes:
             return
-        is_pure = num_rows == len(outcomes) + sum(outcome.num_drafts for outcome in outcomes)
-        self._controller.learn(seconds if is_pure else None, proposing, outcomes)
+        is_pure = num_rows == num_decodes + sum(outcome.num_drafts for outcome in outcomes)
+        self._controller.learn(seconds if is_pure else None, proposing, num_decodes, outcomes)
 
     def memory_report(self) -> dict[str, Any]:
         """Bytes by item, reserved and touched, of proposers that hold many."""
