@@ -95,7 +95,7 @@ class Pool {
     active_ = num_threads;
     epoch_ = (epoch_ + 1) & 0xFFFFFF;
     done_.store(0, std::memory_order_relaxed);
-    open_from(0);
+    open_from(0, 0);
     take_part(0);
     // Nobody may still be looking at the job when it goes out of scope. Who is may need this processor to leave.
     for (int spins = 0; inside_.load() != 0; ++spins) {
@@ -126,10 +126,12 @@ class Pool {
     }
   }
 
-  void open_from(int stage) {  // the next stage that has tasks, or the end
+  // Open the next stage that has tasks for several threads, or the end. A lone task is done here and now: nobody need be told.
+  void open_from(int stage, int thread) {
     Job* job = job_.load(std::memory_order_relaxed);
     const int last = last_.load(std::memory_order_relaxed);
-    while (stage < last && job->num_tasks(stage) == 0) ++stage;
+    for (; stage < last && job->num_tasks(stage) <= 1; ++stage)
+      if (job->num_tasks(stage) == 1) job->run(stage, 0, thread);
     const uint64_t next = stage < last ? stage : END;
     ticket_.store((epoch_ << (2 * TASK_BITS)) | (next << TASK_BITS));
     turnstile_.fetch_add(1);
@@ -153,7 +155,7 @@ class Pool {
       job->run(stage, task, thread);
       if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_tasks) {
         done_.store(0, std::memory_order_relaxed);
-        open_from(stage + 1);
+        open_from(stage + 1, thread);
       }
     }
   }
