@@ -197,6 +197,14 @@ class SchedulerConfig:
         True,
         "spread long prompts over several steps; off runs a prompt whole, even over the budget",
     )
+    chunked_prefill_size: int = setting(
+        64,
+        "prompt tokens, of all prompts together, in a step that decodes too: fewer make streams "
+        "smoother, more bring first tokens sooner",
+        low=1,
+        high=1 << 20,
+        unit="tokens",
+    )
     max_model_len: int | None = setting(
         DEFAULT_MAX_MODEL_LEN,
         "longest prompt plus output; the default shrinks to a smaller model's context, "

@@ -87,7 +87,7 @@ def test_every_study_shows_what_it_is_about(tmp_path: Path) -> None:
     computed = {name: v["computed_tokens"] for name, v in found["preemption"].items()}
     assert computed["swap"] == computed["large pool"] < computed["recompute"]
     gaps = {n: v["watched_inter_token_s"]["p99"] for n, v in found["chunked-prefill"].items()}
-    assert gaps["chunked"] < gaps["whole prompts"]
+    assert gaps["chunked"] < gaps["large chunks"] < gaps["whole prompts"]
     assert p99(found["priority"], "priority") < p99(found["priority"], "first come")
     assert p99(found["fairness"], "fair") < p99(found["fairness"], "first come")
 

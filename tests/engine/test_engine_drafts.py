@@ -124,6 +124,17 @@ def test_drafts_respect_the_budget_and_leave_room_for_prompts() -> None:
         assert engine.results[f"r{token}"][0].token_ids == expected
 
 
+def test_drafts_take_nothing_of_what_prompts_get_beside_decodes() -> None:
+    engine = FakeEngine(
+        proposer=Drafts(lambda known: [0, 0, 0]), max_num_batched_tokens=64, chunked_prefill_size=8
+    )
+    engine.add([1], max_tokens=40)
+    engine.step()
+    engine.add([2] * 60, max_tokens=1)
+    engine.step()
+    assert [len(chunk.token_ids) for chunk in engine.last_plan.chunks] == [4, 8]
+
+
 def test_drafts_give_way_where_blocks_are_short() -> None:
     """No sequence is preempted for the sake of a guess."""
     engine = FakeEngine(

@@ -119,6 +119,45 @@ def test_a_prompt_alone_takes_the_whole_budget() -> None:
     assert chunk_lengths(engine) == {"r0": 28}
 
 
+def test_prompts_beside_decodes_get_few_tokens_in_all_however_many_they_are() -> None:
+    engine = FakeEngine(max_num_batched_tokens=64, chunked_prefill_size=32, max_num_seqs=8)
+    engine.add([1], max_tokens=40)
+    engine.step()
+    for prompt in (LONG, [2] * 8, [3] * 8, [4] * 8):
+        engine.add(prompt, max_tokens=1)
+    engine.step()
+    assert chunk_lengths(engine) == {"r0": 1, "r1": 16, "r2": 8, "r3": 8}
+    engine.run()
+    assert max(plan.num_tokens for plan in engine.runner.plans) == 1 + 32
+    num_tokens = sum(plan.num_tokens for plan in engine.runner.plans)
+    assert engine.core.stats().num_scheduled_tokens == num_tokens
+
+
+def test_prompts_take_the_whole_budget_again_once_nothing_decodes() -> None:
+    engine = FakeEngine(max_num_batched_tokens=32, chunked_prefill_size=4, max_num_seqs=2)
+    engine.add([1], max_tokens=3)
+    engine.step()
+    engine.add(LONG, max_tokens=1)
+    taken = []
+    for _ in range(4):
+        engine.step()
+        taken.append(chunk_lengths(engine)["r1"])
+    assert taken == [4, 4, 32, 20]
+
+
+def test_a_whole_prompt_runs_beside_decodes_but_only_the_first() -> None:
+    engine = FakeEngine(
+        max_num_batched_tokens=64, chunked_prefill_size=8, enable_chunked_prefill=False
+    )
+    engine.add([1], max_tokens=20)
+    engine.step()
+    for prompt in ([2] * 30, [3] * 5, [4] * 5):
+        engine.add(prompt, max_tokens=1)
+    for expected in ({"r1": 30}, {"r2": 5}, {"r3": 5}):
+        engine.step()
+        assert chunk_lengths(engine) == {"r0": 1, **expected}
+
+
 def test_without_chunking_a_prompt_runs_whole_even_over_the_budget() -> None:
     engine = FakeEngine(max_num_batched_tokens=16, enable_chunked_prefill=False)
     engine.add([1], max_tokens=20)

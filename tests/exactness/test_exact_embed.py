@@ -104,6 +104,7 @@ def test_embeddings_have_the_bits_of_each_prompt_alone(cell: tuple[Any, ...]) ->
         block_size=block_size,
         num_swap_blocks=num_swap_blocks,
         max_num_batched_tokens=budget,
+        chunked_prefill_size=budget,
         max_num_seqs=6,
         policy="priority",
     )

@@ -100,6 +100,7 @@ def test_the_engine_gives_the_bits_of_each_request_alone(cell: tuple[Any, ...]) 
             proposer=HalfOracle(finished(want), rand, VOCAB, max_drafts) if max_drafts else None,
             max_num_seqs=33,
             max_num_batched_tokens=budget,
+            chunked_prefill_size=budget,
         )
         recorder.core = core
         results = serve(core, requests, rand)

@@ -2,7 +2,7 @@
 
     python -m tinyserve.bench.studies --study chunked-prefill,prefix-cache --size small
 
-    chunked-prefill   streams that decode while long prompts arrive: chunks against whole prompts
+    chunked-prefill   streams that decode while long prompts come: small chunks, large ones, whole
     prefix-cache      one long system prompt shared by all: the prefix cache on and off
     agent             conversations that repeat their history each turn: the prefix cache on and off
     preemption        a KV-cache too small for the load: swap against recompute
@@ -107,10 +107,9 @@ def _others_among_flood(seed: int) -> list[Arrival]:
 STUDIES: dict[str, Study] = {
     "chunked-prefill": Study(
         {
-            "chunked": _sections(scheduler={"max_num_batched_tokens": 128}),
-            "whole prompts": _sections(
-                scheduler={"max_num_batched_tokens": 128, "enable_chunked_prefill": False}
-            ),
+            "chunked": {},
+            "large chunks": _sections(scheduler={"chunked_prefill_size": 512}),
+            "whole prompts": _sections(scheduler={"enable_chunked_prefill": False}),
         },
         _long_prompts_among_streams,
         _sections(cache={"num_blocks": 1024}),

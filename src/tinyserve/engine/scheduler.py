@@ -8,7 +8,8 @@ word. `schedule` decides, in this order:
     2. running sequences one token short of done (decodes), oldest first. Out of blocks: preempt the
        youngest that this step has not planned. The oldest always advances.
     3. running prompts, then preempted sequences, oldest first, then new ones, in chunks, while
-       budget, seats and free blocks last
+       budget, seats and free blocks last. Beside decodes, all of these together get no more than
+       `chunked_prefill_size` tokens: that is what streams wait for between two of theirs.
 
 Oldest means first in (priority, arrival, creation). A sequence gets blocks for all its known tokens
 when it is admitted, so a prompt, once begun, never stalls half-way for want of blocks.
@@ -236,6 +237,8 @@ class Scheduler:
         Each takes at most half of what is left, and what nobody wants goes to the oldest. So a long
         prompt keeps most of the budget, and a short one behind it gets through in a few steps.
         """
+        held_back = max(0, self._budget - self._config.chunked_prefill_size) if self._work else 0
+        self._budget -= held_back
         prompts: list[Sequence] = []
         if len(self._work) < len(self._running):
             prompts = [s for s in self._running if len(s.token_ids) - s.num_computed > 1]
@@ -255,6 +258,7 @@ class Scheduler:
                 share += extra
             if share:
                 self._plan(seq, seq.num_computed + share, NO_DRAFT)
+        self._budget += held_back
 
     def _share(self, seq: Sequence, *, is_first: bool) -> int:
         """What a prompt takes of the budget at first; unchunked, all it needs or nothing."""
