@@ -75,6 +75,18 @@ def test_a_simulation_can_have_the_step_times_of_another(tmp_path: Path) -> None
     assert b["command"].endswith("--step-times first.json")
 
 
+def test_smaller_chunks_of_prompts_bring_the_tokens_of_others_sooner(tmp_path: Path) -> None:
+    times, out = tmp_path / "times.json", tmp_path / "out.json"
+    StepModel((1, 512), (0.01, 0.6), per_draw=0.0, per_context=0.0).save(times)
+    arguments = ["--rates", "8", "--policies", "continuous", "--simulate"]
+    arguments += ["--step-times", str(times), "--out", str(out)]
+    gaps = []
+    for size in ("16", "128"):
+        sweep([*arguments, "--chunked-prefill-size", size])
+        gaps.append(json.loads(out.read_text())["points"][0]["inter_token_s"]["p99"])
+    assert gaps[0] < gaps[1]
+
+
 def test_virtual_time_is_the_same_every_time() -> None:
     workload = Shape(30, 20.0).make(3)
     runs = [replay(core(clock), workload, clock) for clock in (VirtualClock(), VirtualClock())]

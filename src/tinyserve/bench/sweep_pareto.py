@@ -41,7 +41,7 @@ from tinyserve.bench.simulate import (
     simulated_core,
 )
 from tinyserve.bench.workload import ARRIVALS, LENGTHS, Arrival, Shape, Span
-from tinyserve.config import TinyServeConfig
+from tinyserve.config import SchedulerConfig, TinyServeConfig
 from tinyserve.engine.build import Engine, build_engine
 from tinyserve.engine.core import EngineCore
 
@@ -88,6 +88,7 @@ def options() -> argparse.ArgumentParser:
     add("--lengths", choices=LENGTHS, default="uniform")
     add("--max-num-seqs", type=int, default=16)
     add("--max-num-batched-tokens", type=int, default=512)
+    add("--chunked-prefill-size", type=int, default=SchedulerConfig().chunked_prefill_size)
     add("--repeat", type=int, default=1, help="rounds; medians are reported")
     add(
         "--slo", type=SLO.parse, default=SLO(), help="seconds to first token, between tokens: 2,0.2"
@@ -173,6 +174,7 @@ def _configuration(args: argparse.Namespace, name: str) -> TinyServeConfig:
         "scheduler": {
             "max_num_seqs": args.max_num_seqs,
             "max_num_batched_tokens": args.max_num_batched_tokens,
+            "chunked_prefill_size": args.chunked_prefill_size,
         },
     }
     for section, values in POLICIES[name].items():
