@@ -36,7 +36,7 @@ def test_default_yaml_has_the_keys_of_the_definition() -> None:
         max_num_seqs=16,
         max_num_batched_tokens=512,
         enable_chunked_prefill=True,
-        chunked_prefill_size=64,
+        chunked_prefill_size=96,
         max_model_len=4096,
     )
     assert config.spec == SpecConfig(enabled=False, method="ngram", num_speculative_tokens=4)
