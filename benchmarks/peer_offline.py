@@ -4,7 +4,8 @@
 
 Imports nothing of tinyserve, so that it runs where only the peer is installed. Prints one line of
 JSON: {"tokens_per_second": ...}. Engines: transformers and vllm (a folder with float weights),
-openvino (what optimum-intel exported), ctranslate2 (what its converter wrote).
+openvino (what optimum-intel exported; openvino-f32 where it would compute in bf16), ctranslate2
+(what its converter wrote).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from functools import partial
 from typing import Any
 
 
@@ -21,6 +23,7 @@ def main() -> None:
         "transformers": transformers,
         "vllm": vllm,
         "openvino": openvino,
+        "openvino-f32": partial(openvino, INFERENCE_PRECISION_HINT="f32"),
         "ctranslate2": ctranslate2,
     }
     parser.add_argument("engine", choices=engines)
@@ -93,7 +96,7 @@ def vllm(args: argparse.Namespace) -> float:
     return speed(args, generate)
 
 
-def openvino(args: argparse.Namespace) -> float:
+def openvino(args: argparse.Namespace, **properties: str) -> float:
     import numpy
     import openvino as ov
     import openvino_genai as genai
@@ -101,7 +104,7 @@ def openvino(args: argparse.Namespace) -> float:
     scheduler = genai.SchedulerConfig()
     scheduler.enable_prefix_caching = False
     pipe = genai.ContinuousBatchingPipeline(
-        args.model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": args.threads}
+        args.model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": args.threads, **properties}
     )
 
     def generate(ids: list[list[int]], new: int) -> None:

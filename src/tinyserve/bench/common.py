@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tinyserve
+from tinyserve.kernels.abi import variants
 from tinyserve.kernels.threads import default_threads
 
 # name -> (model, quantization): random weights in the shape of real models
@@ -71,11 +72,18 @@ def machine(variant: str | None = None) -> dict[str, Any]:
     return {
         "processor": _processor(),
         "threads": default_threads()[0],
-        "kernels": variant,
+        "kernels": variant or _best_variant(),
         "python": platform.python_version(),
         "tinyserve": tinyserve.__version__,
         "date": datetime.now(timezone.utc).date().isoformat(),
     }
+
+
+def _best_variant() -> str | None:
+    try:
+        return variants()[0][0]
+    except OSError:
+        return None
 
 
 def _processor() -> str:

@@ -3,6 +3,9 @@
 Each target reads the figure from a result; where the result is absent the target is not measured.
 Where a result also tells what the machine allows, the figure is given that it would be at this
 limit, and how near to it the measured one is. A target beyond the limit counts as out of reach.
+
+There are two machines: the reference, and one with AVX-512 and a matrix unit, whose results end in
+`-amx`.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from tinyserve.bench.report_measures import (
 from tinyserve.bench.results import Results
 
 NEAR = 0.9  # of the limit: as good as at it
+AMX = "-amx"  # ends the names of results of the machine that has the matrix unit
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,20 @@ class Target:
         wanted = ("at most " if self.is_at_most else "at least ") + self.shown.format(self.bound)
         result = results.read(self.source)
         found = None if result is None else self.measure(result)
-        if result is None or found is None:
-            return [self.what, wanted, "not measured", "", "", f"`{self.source}`"]
-        limit = self.at_limit(result)
-        shown = [self.shown.format(found), self._limit(found, limit), self._verdict(found, limit)]
-        return [self.what, wanted, *shown, f"`{self.source}`"]
+        cells = ["not measured", "", ""]
+        if result is not None and found is not None:
+            limit = self.at_limit(result)
+            cells = [self.shown.format(found), self._limit(found, limit)]
+            cells.append(self._verdict(found, limit))
+        return [self.what, wanted, *cells, *self._with_amx(results), f"`{self.source}`"]
+
+    def _with_amx(self, results: Results) -> list[str]:
+        """Measured and met, on the other machine."""
+        result = results.read(self.source + AMX)
+        found = None if result is None else self.measure(result)
+        if found is None:
+            return ["", ""]
+        return [self.shown.format(found), "yes" if self._meets(found) else "**no**"]
 
     def _limit(self, found: float, limit: float | None) -> str:
         if limit is None:
@@ -75,7 +88,7 @@ class Target:
 def targets_table(results: Results) -> str:
     """All targets, met or not."""
     return table(
-        ["what", "target", "measured", "at the machine's limit", "met", "result"],
+        ["what", "target", "measured", "at the machine's limit", "met", "AMX", "met", "result"],
         [target.row(results) for target in TARGETS],
     )
 
