@@ -103,16 +103,17 @@ def test_growth_and_policies_are_judged(tmp_path: Path) -> None:
         {
             "steps": [{"streams": s, "context": c, "ms": ms} for s, c, ms in steps],
             "start": {"seconds": [0.5, 3.0, 0.7]},
-            "resident": {"ratio": 1.25},
         },
     )
+    written(tmp_path, "growth-amx", {"resident": {"ratio": 1.25}, "start": {"seconds": [1.5]}})
     pair = [point("static", 8.0, 8.0, 100.0), point("continuous", 8.0, 1.0, 150.0)]
     judged = targets_table(written(tmp_path, "pareto", {"points": pair}))
-    assert "| at most 1.25x | 1.12x |  | yes | `growth` |" in judged
-    assert "| at most 1.50x | 2.00x |  | **no** | `growth` |" in judged
-    assert "| at most 1.00 s | 0.70 s |  | yes | `growth` |" in judged
-    assert "| at least 6.70x | 8.00x |  | yes | `pareto` |" in judged
-    assert "| at least 1.58x | 1.50x |  | **no** | `pareto` |" in judged
+    assert "| at most 1.25x | 1.12x |  | yes |  |  | `growth` |" in judged
+    assert "| at most 1.50x | 2.00x |  | **no** |  |  | `growth` |" in judged
+    assert "| at most 1.00 s | 0.70 s |  | yes | 1.50 s | **no** | `growth` |" in judged
+    assert "| at most 1.30x | not measured |  |  | 1.25x | yes | `growth` |" in judged
+    assert "| at least 6.70x | 8.00x |  | yes |  |  | `pareto` |" in judged
+    assert "| at least 1.58x | 1.50x |  | **no** |  |  | `pareto` |" in judged
 
 
 def point(policy: str, rate: float, wait: float, speed: float, **more: Any) -> dict[str, Any]:
