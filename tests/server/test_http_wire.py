@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 import pytest
-from helpers.live_server import Live, sse_events
+from helpers.live_server import Live, sse_events, wait_for
 from pydantic import BaseModel, ValidationError
 
 from tinyserve.server import http as server_http
@@ -277,7 +277,10 @@ def test_what_is_no_http_is_400_and_the_end(served: Live, lines: tuple[str, ...]
     with Wire(served) as wire:
         try:
             wire.send(*lines)
-            assert wire.read()[0] == 400
+            status, headers, body = wire.read()
+            assert status in (400, 431)
+            assert headers["content-type"] == "application/json"
+            assert json.loads(body)["error"]["type"] == "invalid_request_error"
             assert wire.file.read() == b""
         except ConnectionError:  # it was closed while much more was sent
             assert len("".join(lines)) > MAX_HEADER_BYTES
@@ -317,6 +320,64 @@ def test_a_client_that_leaves_before_its_body_is_there(served: Live) -> None:
             wire.send(f"POST {PATH} HTTP/1.1", "Host: x", kind, "Content-Length: 50", body=b"{")
             time.sleep(0.01)
     served.complete(max_tokens=1)
+
+
+def test_garbage_after_a_request_does_not_fall_into_its_answer(served: Live) -> None:
+    """Not even where it comes in the middle of a stream: the connection ends instead."""
+    served.runner.gate.clear()
+    with Wire(served) as wire:
+        wire.post(b'{"prompt": "x", "max_tokens": 50, "ignore_eos": true, "stream": true}')
+        wait_for(lambda: served.bridge.num_open == 1)
+        served.runner.gate.set()
+        status_line = wire.file.readline()
+        assert b"200" in status_line
+        wire.socket.sendall(b"GARBAGE\r\n\r\n")
+        assert b"400" not in wire.file.read()
+    wait_for(lambda: served.bridge.num_open == 0)
+
+
+OFFERS = {
+    "h2c": ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAA"),
+    "websocket": ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Key: eHg="),
+    "tls": ("Upgrade: TLS/1.0", "Connection: keep-alive, upgrade"),
+}
+
+
+@pytest.mark.parametrize("name", OFFERS)
+@pytest.mark.parametrize("is_chunked", [False, True])
+@pytest.mark.parametrize("is_split", [False, True])
+def test_a_body_beside_an_offer_to_upgrade_is_read(
+    served: Live, name: str, is_chunked: bool, is_split: bool
+) -> None:
+    """Java's HTTP client offers h2c with each request; the body was lost, and with it the rest."""
+    framing = "Transfer-Encoding: chunked" if is_chunked else f"Content-Length: {len(BODY)}"
+    body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(BODY), BODY) if is_chunked else BODY
+    head = (f"POST {PATH} HTTP/1.1", "Host: x", "Content-Type: application/json", framing)
+    with Wire(served) as wire:
+        for _ in range(2):
+            wire.send(*head, *OFFERS[name], body=b"" if is_split else body)
+            if is_split:
+                time.sleep(0.01)
+                wire.socket.sendall(body[:5])
+                time.sleep(0.01)
+                wire.socket.sendall(body[5:])
+            assert wire.read()[0] == 200
+        wire.post()
+        assert wire.read()[0] == 200
+
+
+def test_pipelined_requests_beside_offers_to_upgrade(served: Live) -> None:
+    head = (f"POST {PATH} HTTP/1.1", "Host: x", "Content-Type: application/json", *OFFERS["h2c"])
+    one = "\r\n".join([*head, f"Content-Length: {len(BODY)}", "", ""]).encode() + BODY
+    with Wire(served) as wire:
+        wire.socket.sendall(one * 3)
+        assert [wire.read()[0] for _ in range(3)] == [200, 200, 200]
+
+
+def test_a_tunnel_is_refused(served: Live) -> None:
+    with Wire(served) as wire:
+        wire.send("CONNECT example.org:443 HTTP/1.1", "Host: example.org")
+        assert wire.read()[0] == 400
 
 
 def test_an_upgrade_to_websockets_is_not_followed(served: Live) -> None:

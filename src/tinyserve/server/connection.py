@@ -1,16 +1,22 @@
 """`Connection`: an HTTP/1.1 connection with the bounds that uvicorn does not set.
 
 Headers are bounded in size and in time, and the application may abort the connection: closing it
-would first wait for the client to read what was sent.
+would first wait for the client to read what was sent. What is no HTTP is told so in the shape of
+all other errors. An offer to speak another protocol (Java's client makes one with each request:
+`Upgrade: h2c`) is passed over, as RFC 9110 allows, and the request answered.
 """
 
 from __future__ import annotations
 
 import asyncio
+import http
+import json
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from tinyserve.server.errors import error_object
 from tinyserve.server.outlet import ABORT
 
 MAX_HEADER_BYTES = 1 << 16
@@ -32,11 +38,20 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self.data_received(self._head_without_offer() + data[offer.args[0] :])
+            return
+        except httptools.HttpParserError:
+            self.logger.warning("a client sent what is no HTTP")
+            self._refuse(400, "this is not a valid HTTP/1.1 request")
+            return
         if self._header_bytes is not None and not self.transport.is_closing():
             self._header_bytes += len(data)
             if self._header_bytes > MAX_HEADER_BYTES:
-                self.send_400_response("The request's headers are too large.")
+                self._refuse(431, f"the request's headers exceed {MAX_HEADER_BYTES} bytes")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -46,9 +61,38 @@ class Connection(HttpToolsProtocol):
         self.scope["extensions"] = extensions
 
     def on_headers_complete(self) -> None:
+        if self._is_offer():
+            return  # the parser skips the body now, and stops
         self._header_bytes = None
         self._stop_timer()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self._is_offer():
+            super().on_message_complete()
+
+    def _is_offer(self) -> bool:
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _head_without_offer(self) -> bytes:
+        """The request's head once more, for the parser to go on from there with the body."""
+        version = self.parser.get_http_version().encode()
+        lines = [self.parser.get_method() + b" " + self.url + b" HTTP/" + version]
+        lines += [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Say what is wrong, unless that would fall into the middle of an answer, and end."""
+        is_answering = self.cycle is not None and self.cycle.response_started
+        if not is_answering or self.cycle.response_complete:
+            body = json.dumps(error_object(status, message)).encode()
+            head = (
+                f"HTTP/1.1 {status} {http.HTTPStatus(status).phrase}\r\n"
+                f"content-type: application/json\r\ncontent-length: {len(body)}\r\n"
+                "connection: close\r\n\r\n"
+            )
+            self.transport.write(head.encode() + body)
+        self.transport.close()
 
     def _expect_headers(self) -> None:
         self._stop_timer()
