@@ -268,6 +268,19 @@ def test_template_option_that_is_neither(value: str) -> None:
         read_chat_template(value)
 
 
+@pytest.mark.parametrize(
+    "source", ["{{ x", "{% for m in messages %}", "{% nonsense %}", "{{ 1 | f }}"]
+)
+def test_a_broken_template_of_the_operator_is_found_at_the_start(
+    tmp_path: Path, source: str
+) -> None:
+    path = tmp_path / "template.jinja"
+    path.write_text(f"\n{source}")
+    for value in (str(path), source):
+        with pytest.raises(ConfigError, match=r"chat_template: .*\(line [12]\)"):
+            read_chat_template(value)
+
+
 REAL = {
     "chatml": CHATML,
     "trimming": TRIMMING,

@@ -96,7 +96,9 @@ def test_sentencepiece_file_alone_says_how_to_convert(tmp_path: Path) -> None:
         TokenizerSpec.from_folder(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"chat_template": "\\udcff'])
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"chat_template": "\\udcff', '{"bos_token": "\\udc80"}']
+)
 def test_damaged_config_is_named(tmp_path: Path, content: str) -> None:
     write(tmp_path, tokenizer_config__json=content)
     with pytest.raises(ModelLoadError, match=r"tokenizer_config\.json"):

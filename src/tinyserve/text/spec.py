@@ -133,9 +133,10 @@ def _no_tokenizer_message(folder: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, {} where the file is absent."""
+    """A JSON object, {} where the file is absent. All its texts are Unicode."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
+        json.dumps(value, ensure_ascii=False).encode()  # JSON can spell half of a surrogate pair
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -188,8 +188,21 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
 def read_chat_template(value: str) -> str:
     """The template that the option --chat-template names: a file's path, or the template itself.
 
-    Raises ConfigError for what is neither.
+    Raises ConfigError for what is neither, and for a template that no conversation could use.
     """
+    source = _file_or_text(value)
+    from tinyserve.text import sandbox  # imports jinja2, which start-up does not need
+
+    try:
+        sandbox.SandboxedTemplates().from_string(source)
+    except Exception as error:  # jinja2's, or a limit of Python's parser
+        line = getattr(error, "lineno", None)
+        where = f" (line {line})" if line else ""
+        raise ConfigError(f"chat_template: {error}{where}") from error
+    return source
+
+
+def _file_or_text(value: str) -> str:
     looks_inline = "{" in value or "\n" in value
     try:
         if not looks_inline or Path(value).is_file():
