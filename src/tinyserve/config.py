@@ -410,6 +410,8 @@ class ServerConfig:
         for name in ("api_key", "served_model_name"):
             if any(not item for item in getattr(self, name)):
                 raise ConfigError(f"server.{name} must not hold an empty string")
+        if not self.host.strip():  # which would be every address of the machine
+            raise ConfigError("server.host must not be empty; 0.0.0.0 listens on all addresses")
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise ConfigError("server.ssl_keyfile needs server.ssl_certfile")
         if self.ssl_cert_reqs != "none" and self.ssl_ca_certs is None:

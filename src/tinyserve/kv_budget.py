@@ -61,11 +61,12 @@ def blocks_in_budget(
     num_blocks = budget // one
     needed = blocks_for(max_model_len, block_size)
     if num_blocks < needed:
+        held = num_blocks * block_size
+        shorter = f", or lower scheduler.max_model_len to at most {held}" if held > 1 else ""
         raise ConfigError(
             f"a KV-cache of {readable(budget)} holds "
-            f"{num_blocks * block_size} tokens; one sequence of scheduler.max_model_len "
-            f"{max_model_len} needs {readable(needed * one)}. Give cache.kv_cache_memory more, or "
-            f"lower scheduler.max_model_len to at most {num_blocks * block_size}"
+            f"{held} tokens; one sequence of scheduler.max_model_len {max_model_len} needs "
+            f"{readable(needed * one)}. Give cache.kv_cache_memory more{shorter}"
         )
     return num_blocks
 

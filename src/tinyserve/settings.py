@@ -24,6 +24,7 @@ from tinyserve.errors import ConfigError
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 _NULL = {"", "null", "none", "auto"}
+_MAX_SIZE = 1 << 62  # bytes; what is more is a slip of the pen
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*$", re.IGNORECASE)
 
 
@@ -43,6 +44,7 @@ class Setting:
     low: float | None
     high: float | None
     flags: tuple[str, ...]
+    secret: bool
 
     @property
     def key(self) -> str:
@@ -71,9 +73,9 @@ class Setting:
             "mapping": "a mapping (a JSON object on the command line)",
         }[self.kind]
         if self.low is not None and self.high is not None:
-            return f"{words} from {self.low:g} to {self.high:g}"
+            return f"{words} from {_plain(self.low)} to {_plain(self.high)}"
         if self.low is not None:
-            return f"{words} of at least {self.low:g}"
+            return f"{words} of at least {_plain(self.low)}"
         return words
 
 
@@ -93,6 +95,7 @@ def setting(
     case.
     """
     metadata = {
+        "secret": limits.get("secret", False),
         "help": help,
         "flags": tuple(flags.split()),
         "kind": kind,
@@ -102,8 +105,7 @@ def setting(
         "high": limits.get("high"),
         "unit": limits.get("unit"),
     }
-    secret = limits.get("secret", False)
-    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
+    return dataclasses.field(default=default, metadata=metadata, repr=not metadata["secret"])
 
 
 @functools.cache
@@ -181,12 +183,17 @@ def _convert(declared: Setting, value: Any) -> Any:
             return tuple(items)
         raise _wrong(declared, value)
     if kind == "float" and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            raise _wrong(declared, value) from None
     wanted: dict[str, type] = {"bool": bool, "float": float, "str": str, "mapping": dict}
     right = isinstance(value, wanted.get(kind, int))
     if not right or (isinstance(value, bool) and kind != "bool"):
         raise _wrong(declared, value)
     if kind == "float" and not math.isfinite(value):
+        raise _wrong(declared, value)
+    if kind == "size" and value > _MAX_SIZE:
         raise _wrong(declared, value)
     return value
 
@@ -221,11 +228,20 @@ def parse_size(declared: Setting, text: str) -> int:
         raise _wrong(declared, text)
     number, prefix, binary = match.groups()
     base = 1024 if binary else 1000
-    return int(float(number) * base ** " kmgt".index(prefix.lower() or " "))
+    size = float(number) * base ** " kmgt".index(prefix.lower() or " ")
+    if size > _MAX_SIZE:
+        raise _wrong(declared, text)
+    return int(size)
 
 
 def _wrong(declared: Setting, value: Any, hint: str = "") -> ConfigError:
-    return ConfigError(f"{declared.key} must be {declared.wanted}, got {value!r}{hint}")
+    got = type(value).__name__ if declared.secret else f"{value!r:.200}"
+    return ConfigError(f"{declared.key} must be {declared.wanted}, got {got}{hint}")
+
+
+def _plain(limit: float) -> str:
+    """A limit as one writes it: whole numbers with all their digits."""
+    return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

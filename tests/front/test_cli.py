@@ -79,6 +79,18 @@ def test_every_setting_has_an_option_in_the_help(capsys: pytest.CaptureFixture[s
         (["generate", "x", "--model", "/no/such/model"], "/no/such/model"),
         (["generate", "x", "--dtype", "f31"], "(from --dtype)"),
         (["chat", "/no/such/model"], "/no/such/model"),
+        (["serve", "--api-key", ""], "server.api_key is given, but empty (from --api-key)"),
+        (["serve", "--api-key", "a", "--api-key", " , "], "server.api_key is given, but empty"),
+        (["serve", "--served-model-name", ""], "server.served_model_name is given, but empty"),
+        (["serve", "--host", ""], "server.host must not be empty"),
+        (["serve", "--max-model-len", "1"], "an integer from 2 to 16777216"),
+        (["serve", "--kv-cache-memory", "9" * 400], "cache.kv_cache_memory must be a size"),
+        (["serve", "--kv-cache-memory", "9" * 400 + "GiB"], "cache.kv_cache_memory must be a size"),
+        (["serve", "--max-num-seqs", "9" * 5000], "scheduler.max_num_seqs must be an integer"),
+        (
+            ["generate", "x", "--model", "synthetic", "--chat-template", "a\n{{ x"],
+            "chat_template: unexpected end of template",
+        ),
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(

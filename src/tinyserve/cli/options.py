@@ -224,7 +224,10 @@ def _read(declared: Setting, value: Any) -> Any:
         if isinstance(value, bool):
             return value
         if isinstance(value, list):
-            return tuple(item for text in value for item in parse_text(declared, text))
+            lists = [parse_text(declared, text) for text in value]
+            if not all(lists):  # --api-key "$KEY" without a KEY must not open the door
+                raise ConfigError(f"{declared.key} is given, but empty")
+            return tuple(item for items in lists for item in items)
         return checked(declared, parse_text(declared, value))
     except ConfigError as error:
         raise ConfigError(f"{error} (from {declared.flags[0]})") from None
