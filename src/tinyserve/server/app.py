@@ -120,7 +120,8 @@ def _add_error_handlers(app: Starlette) -> None:
         if isinstance(error, ClientGoneError):
             return Response(status_code=499)  # nobody reads it
         if isinstance(error, HTTPException):
-            told = status_failure(error.status_code, error.detail, error.headers)
+            path = request.url.path
+            told = status_failure(error.status_code, request.method, path, error.headers)
         else:
             told = failure(error)
         if told.status >= 500 and not isinstance(error, EngineDeadError):

@@ -77,8 +77,12 @@ def failure(error: BaseException) -> HTTPFailure:
 
 
 def status_failure(
-    status: int, detail: str | None, headers: Mapping[str, str] | None = None
+    status: int, method: str, path: str, headers: Mapping[str, str] | None = None
 ) -> HTTPFailure:
     """An error that the framework raised: unknown route, wrong method."""
-    phrase = http.HTTPStatus(status).phrase
-    return HTTPFailure(status, error_object(status, detail or phrase), headers or {})
+    told, message = headers or {}, http.HTTPStatus(status).phrase
+    if status == 404:
+        message = f"there is nothing at {path[:200]}; /docs lists the endpoints"
+    elif status == 405:
+        message = f"{method} is not allowed at {path[:200]}: {told.get('Allow', 'others')}"
+    return HTTPFailure(status, error_object(status, message), told)
