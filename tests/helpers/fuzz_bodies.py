@@ -246,7 +246,8 @@ class BodyFuzzer:
 
     def _body(self, path: str) -> Any:
         must, may = ROUTES[path]
-        body: dict[str, Any] = {"max_tokens": 2, **copy.deepcopy(must)}
+        limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+        body: dict[str, Any] = {limit: 2, **copy.deepcopy(must)}
         for name in self._random.sample(sorted(may), k=min(len(may), self._random.randrange(5))):
             body[name] = copy.deepcopy(may[name])
         mutations: tuple[Callable[[dict[str, Any]], None], ...] = (

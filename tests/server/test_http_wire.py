@@ -255,6 +255,38 @@ def test_bodies_that_are_odd_but_good(served: Live, body: bytes) -> None:
     assert served.client.post(PATH, content=body, headers=JSON).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "it is empty"),
+        (b" \r\n", "it is empty"),
+        (b"\xef\xbb\xbf" + BODY, "byte order mark"),
+        (BODY.decode().encode("utf-16"), "byte order mark"),
+        (b"\xfe\xff" + BODY.decode().encode("utf-16-be"), "byte order mark"),
+        (b"{prompt: 1}", "key must be a string at line 1 column 2"),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_said(served: Live, body: bytes, said: str) -> None:
+    for path in (PATH, "/v1/responses", "/v1/embeddings", "/tokenize", "/v1/messages"):
+        response = served.client.post(path, content=body, headers=JSON)
+        assert response.status_code == 400
+        message = response.json()["error"]["message"]
+        assert message.startswith("The request body is not valid JSON: ")
+        assert said in message
+        assert "Invalid JSON" not in message
+
+
+def test_http_01_unknown_routes_and_methods_are_named(served: Live) -> None:
+    def said(method: str, path: str) -> str:
+        message: str = served.client.request(method, path).json()["error"]["message"]
+        return message
+
+    assert "/v1/images" in said("POST", "/v1/images")
+    assert said("GET", PATH) == f"GET is not allowed at {PATH}: POST"
+    assert "/v1/messages/nope" in said("POST", "/v1/messages/nope")
+    assert len(said("GET", "/" + "x" * 5000)) < 300
+
+
 def test_text_that_no_tokenizer_should_choke_on(served: Live) -> None:
     for text in ("\x00", "\ufffe", "\U0010ffff", "a\u0301" * 50, "\u202e\u2066", "\ufeff", "﷽" * 9):
         answer = served.complete(text, max_tokens=1, echo=True, stop=[text + "x"])

@@ -15,7 +15,14 @@ from tinyserve.engine.build import build_engine
 from tinyserve.server.limits import MAX_SCORES
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 CHAT_BODY = {"messages": [{"role": "user", "content": "hello"}]}
+BODIES: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "x"},
+    CHAT: CHAT_BODY,
+    RESPONSES: {"input": "x"},
+    MESSAGES: {**CHAT_BODY, "max_tokens": 2},
+}
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +119,65 @@ def test_log_01_limits_of_top_logprobs(served: Live) -> None:
         error = refused(served, CHAT, **CHAT_BODY, logprobs=True, top_logprobs=value)
         assert error["param"] == "top_logprobs"
     assert refused(served, CHAT, **CHAT_BODY, top_logprobs=5)["param"] == "top_logprobs"
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "ours"),
+    [
+        (COMPLETIONS, "max_completion_tokens", "max_tokens"),
+        (COMPLETIONS, "max_new_tokens", "max_tokens"),
+        (COMPLETIONS, "n_predict", "max_tokens"),
+        (CHAT, "max_output_tokens", "max_tokens"),
+        (CHAT, "stop_sequences", "stop"),
+        (CHAT, "repeat_penalty", "repetition_penalty"),
+        (CHAT, "min_new_tokens", "min_tokens"),
+        (RESPONSES, "max_tokens", "max_output_tokens"),
+        (RESPONSES, "max_completion_tokens", "max_output_tokens"),
+        (RESPONSES, "repeat_penalty", "repetition_penalty"),
+        (MESSAGES, "max_output_tokens", "max_tokens"),
+    ],
+)
+def test_sam_13_a_field_by_another_servers_name(
+    served: Live, path: str, field: str, ours: str
+) -> None:
+    """Ignored, the answer was longer, or another, than had been asked for."""
+    response = served.post(path, **BODIES[path], **{field: 5})
+    assert response.status_code == 400
+    message = response.json()["error"]["message"]
+    assert field in message
+    assert ours in message
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize(
+    ("field", "value", "nothing"),
+    [
+        ("use_beam_search", True, False),
+        ("typical_p", 0.5, 1.0),
+        ("mirostat", 2, 0),
+        ("dry_multiplier", 0.8, 0),
+        ("xtc_probability", 0.5, 0.0),
+        ("dynatemp_range", 1.5, 0),
+        ("stop_regex", "a+", None),
+        ("prompt_embeds", ["AAAA"], []),
+        ("logits_processors", ["x"], None),
+        ("lora_path", "x", ""),
+    ],
+)
+def test_sam_13_samplers_that_are_not_served_are_refused_unless_they_are_off(
+    served: Live, path: str, field: str, value: Any, nothing: Any
+) -> None:
+    response = served.post(path, **BODIES[path], **{field: value})
+    assert response.status_code == 400
+    assert field in response.json()["error"]["message"]
+    for neutral in (nothing, None):
+        assert served.post(path, **BODIES[path], **{field: neutral}).status_code == 200
+
+
+def test_sam_07_best_of_is_for_completions(served: Live) -> None:
+    response = served.post(CHAT, **BODIES[CHAT], best_of=3)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "best_of"
 
 
 def test_values_at_the_limits_are_served(served: Live) -> None:

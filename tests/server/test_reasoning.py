@@ -170,6 +170,8 @@ def test_chat_08_a_template_of_the_request_needs_trust(served: Live) -> None:
     assert refused.status_code == 400
     assert refused.json()["error"]["param"] == "chat_template"
     with live(make_engine(server={"trust_request_chat_template": True})) as trusting:
+        told = ok(trusting.post("/tokenize", **body))
+        assert told["tokens"] == tokenizer().encode("hello")
         assert num_prompt_tokens(trusting, chat_template=body["chat_template"]) == num_tokens(
             "hello"
         )

@@ -117,6 +117,8 @@ def test_lim_04_what_is_no_token_is_refused(served: Live, tokens: Any, param: st
         ({"messages": HELLO, "add_special_tokens": True}, "add_special_tokens"),
         ({"messages": HELLO, "tools": [5]}, "tools[0]"),
         ({"messages": HELLO, "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
+        ({"messages": HELLO, "chat_template": "{{ 1 }}"}, "chat_template"),
+        ({"messages": HELLO, "reasoning_effort": 5}, "reasoning_effort"),
     ],
 )
 def test_lim_05_what_is_wrong_is_named(served: Live, body: dict[str, Any], param: str) -> None:

@@ -181,7 +181,7 @@ def read_model(kind: type[Model], body: bytes) -> Model:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        raise _request_error(error) from None
+        raise _request_error(error, body) from None
 
 
 def as_chat_request(fields: Mapping[str, Any]) -> ChatRequest:
@@ -194,7 +194,10 @@ def as_chat_request(fields: Mapping[str, Any]) -> ChatRequest:
     return request
 
 
-def _request_error(error: ValidationError) -> RequestError:
+_BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
+
+
+def _request_error(error: ValidationError, body: bytes = b"") -> RequestError:
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     # Of the members of a union, the one that went deepest is what the client meant.
     same_field = [e for e in errors if e["loc"][:1] == errors[0]["loc"][:1]]
@@ -203,7 +206,12 @@ def _request_error(error: ValidationError) -> RequestError:
     param = _spell(path)
     message = first["msg"].removeprefix("Value error, ")
     if first["type"] == "json_invalid":
-        return RequestError(f"The request body is not valid JSON: {message}", code="invalid_json")
+        reason = message.removeprefix("Invalid JSON: ")
+        if not body.strip():
+            reason = "it is empty"
+        elif body.startswith(_BYTE_ORDER_MARKS):
+            reason = "it begins with a byte order mark; send UTF-8 without one"
+        return RequestError(f"The request body is not valid JSON: {reason}", code="invalid_json")
     if not path:
         return RequestError("The request body must be a JSON object")
     return RequestError(f"{param}: {message}", param=param, code="invalid_type")
@@ -218,19 +226,32 @@ def _is_union_tag(part: int | str) -> bool:
     return isinstance(part, str) and (part in _UNION_TAGS or "[" in part)
 
 
-# Fields of the OpenAI API and its extensions that change what the answer means. Until they are
-# served, a request that uses one is refused.
-_UNSERVED = ("use_beam_search", "structural_tag")
+# Fields of the OpenAI API and of other servers that change what the answer is, each with the value
+# that asks for nothing. Until they are served, a request that uses one is refused.
+_UNSERVED: dict[str, Any] = {
+    "use_beam_search": False, "num_beams": 1, "best_of": 1, "structural_tag": None,
+    "typical_p": 1, "tfs_z": 1, "top_a": 0, "mirostat": 0, "dynatemp_range": 0,
+    "dry_multiplier": 0, "xtc_probability": 0, "stop_regex": None, "prompt_embeds": None,
+    "logits_processors": None, "custom_logit_processor": None, "lora_path": None,
+}  # fmt: skip
+
+# What other APIs and servers call a field of these. A limit that is not heeded is worse than none.
+_CALLED_OTHERWISE = {
+    "functions": "tools", "function_call": "tool_choice", "stop_sequences": "stop",
+    "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens",
+    "max_new_tokens": "max_tokens", "n_predict": "max_tokens", "num_predict": "max_tokens",
+    "min_new_tokens": "min_tokens", "repeat_penalty": "repetition_penalty",
+}  # fmt: skip
 
 
 def refuse_unserved(extra: Mapping[str, Any]) -> None:
     """Raise RequestError where a field asks for what this version cannot do."""
-    for name in _UNSERVED:
+    for name, nothing in _UNSERVED.items():
+        if extra.get(name) and extra[name] != nothing:
+            raise RequestError(f"{name} is not supported here", param=name)
+    for name, ours in _CALLED_OTHERWISE.items():
         if extra.get(name):
-            raise RequestError(f"{name} is not supported by this server", param=name)
-    for name, successor in (("functions", "tools"), ("function_call", "tool_choice")):
-        if extra.get(name):
-            raise RequestError(f"{name} is out of use: send {successor} instead", param=name)
+            raise RequestError(f"{name} is not known here: send {ours} instead", param=name)
     for name, value in extra.items():
         if name.startswith("guided_") and value is not None:  # a constraint, or an option of one
             raise RequestError(f"{name} is not known to this server", param=name)

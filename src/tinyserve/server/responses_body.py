@@ -85,6 +85,13 @@ def refuse_unserved(body: ResponsesRequest) -> None:
         if is_set:
             raise RequestError(f"{name}: {reason}", param=name, code="unsupported_parameter")
     refuse_unshown(body)
+    for name in ("max_tokens", "max_completion_tokens"):
+        if (body.model_extra or {}).get(name) is not None:
+            raise RequestError(
+                f"{name}: this API calls it max_output_tokens",
+                param=name,
+                code="unsupported_parameter",
+            )
     if body.max_output_tokens is not None and body.max_output_tokens < 1:
         raise RequestError(
             f"max_output_tokens must be at least 1, got {body.max_output_tokens}",

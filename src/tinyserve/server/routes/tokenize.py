@@ -26,7 +26,9 @@ _CHAT_FIELDS = (
     "tools",
     "add_generation_prompt",
     "continue_final_message",
+    "chat_template",
     "chat_template_kwargs",
+    "reasoning_effort",
 )
 
 
@@ -43,7 +45,9 @@ class TokenizeRequest(BaseModel):
     tools: list[Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
 
 
 class DetokenizeRequest(BaseModel):
