@@ -142,6 +142,29 @@ def test_ranges_by_escapes(pattern: str) -> None:
     assert accepts(spec, "日" if "65e5" in pattern else "aé")
 
 
+@pytest.mark.parametrize(
+    ("idle", "busy"),
+    [
+        ({"uniqueItems": False}, {"uniqueItems": True}),
+        ({"propertyNames": {"type": "string"}}, {"propertyNames": {"pattern": "x"}}),
+        ({"propertyNames": {}}, {"propertyNames": False}),
+        ({"dependentRequired": {}}, {"dependentRequired": {"a": ["b"]}}),
+        ({"dependentSchemas": {}}, {"dependentSchemas": {"a": False}}),
+        ({"unevaluatedProperties": True}, {"unevaluatedProperties": False}),
+        ({"unevaluatedItems": {}}, {"unevaluatedItems": 1}),
+    ],
+)
+def test_keywords_that_ask_for_nothing_are_no_hindrance(
+    idle: dict[str, Any], busy: dict[str, Any]
+) -> None:
+    """Generators of schemas write them into every array and record."""
+    array = {"type": "array", "items": {"type": "object", **idle}, **idle}
+    assert accepts(schema({"type": "object", "properties": {"a": array}, **idle}), '{"a": [{}]}')
+    assert next(iter(busy)) in refusal(schema({"type": "object", "properties": {"a": busy}}))
+    named = {"type": "object", "properties": {key: {"type": "integer"} for key in idle}}
+    assert not accepts(schema(named), json.dumps(dict.fromkeys(idle, "x")))  # a property so called
+
+
 def test_end_tokens_padding_and_special_tokens() -> None:
     allowed = allowed_after(compiler().compile(regex("(?s:.)*")), "any text")
     assert allowed is not None

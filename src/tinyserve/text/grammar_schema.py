@@ -14,6 +14,33 @@ from typing import Any
 _VERBATIM = frozenset(("enum", "const", "default", "examples", "x-guidance"))
 _MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
 _OF_OBJECTS = frozenset(("properties", "patternProperties", "required"))
+# Keywords that no grammar is made for, with the values that ask for nothing: generators of schemas
+# write them all the same (NJsonSchema `uniqueItems: false`, zod `propertyNames` of every record).
+_IDLE: dict[str, tuple[Any, ...]] = {
+    "uniqueItems": (False,),
+    "propertyNames": ({}, True, {"type": "string"}),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "unevaluatedProperties": ({}, True),
+    "unevaluatedItems": ({}, True),
+}
+
+
+def without_idle(schema: Any) -> Any:
+    """The schema without keywords that ask for nothing. May raise RecursionError."""
+    if isinstance(schema, list):
+        return [without_idle(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    result: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _MAPS and isinstance(value, Mapping):
+            result[key] = {name: without_idle(inner) for name, inner in value.items()}
+        elif key in _VERBATIM:
+            result[key] = value
+        elif not any(type(value) is type(idle) and value == idle for idle in _IDLE.get(key, ())):
+            result[key] = without_idle(value)
+    return result
 
 
 def with_closed_objects(schema: Mapping[str, Any]) -> Mapping[str, Any]:

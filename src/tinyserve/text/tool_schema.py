@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tinyserve.text.grammar_schema import without_idle
+
 # OpenAI: a function without parameters takes none.
 NO_PARAMETERS: Mapping[str, Any] = {
     "type": "object",
@@ -34,7 +36,7 @@ def arguments_schema(
     """What a function's arguments follow, always an object. Raises RecursionError if too deep."""
     schema = NO_PARAMETERS if parameters is None else parameters
     if is_strict:
-        return {**schema, "x-guidance": STYLE}
+        return {**without_idle(schema), "x-guidance": STYLE}
     cleaned: dict[str, Any] = _cleaned(schema)
     return {**cleaned, "type": "object", "x-guidance": {**STYLE, "lenient": True}}
 
