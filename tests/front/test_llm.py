@@ -119,6 +119,16 @@ def test_bad_prompts_leave_no_trace(llm: LLM, prompts: Any) -> None:
         {"stop_token_ids": [10**6]},
         {"max_tokens": 600},
         {"n": 0},
+        {"stop": 5},
+        {"stop": {"a": 1}},
+        {"stop_token_ids": 5},
+        {"stop_token_ids": "12"},
+        {"bad_words": "abc"},  # once the words a, b and c
+        {"bad_words": b"abc"},
+        {"allowed_token_ids": "12"},
+        {"ignore_eos": "false"},
+        {"skip_special_tokens": None},
+        {"include_stop_str_in_output": 1},
     ],
 )
 def test_bad_params_leave_no_trace(llm: LLM, fields: dict[str, Any]) -> None:
@@ -130,7 +140,17 @@ def test_bad_params_leave_no_trace(llm: LLM, fields: dict[str, Any]) -> None:
     assert len(llm.generate("next")) == 1
 
 
-@pytest.mark.parametrize("messages", [[], [[]], [{"role": "x", "content": "a"}], ["hi"], [5]])
+@pytest.mark.parametrize("tools", [5, "f", {"a": 1}, [5]])
+def test_bad_tools(llm: LLM, tools: Any) -> None:
+    for call in (llm.chat, llm.stream_chat):
+        with pytest.raises(RequestError, match="tools"):
+            call(HELLO, tools=tools)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [[], [[]], [{"role": "x", "content": "a"}], ["hi"], [5], 5, "hi", HELLO[0], {0: HELLO[0]}],
+)
 def test_bad_messages(llm: LLM, messages: Any) -> None:
     with pytest.raises(RequestError):
         llm.chat(messages)

@@ -100,11 +100,10 @@ class LLM:
         `message`. `template`: add_generation_prompt, continue_final_message, template_kwargs.
         `params` as in `generate`, but without a limit of tokens by default. Raises RequestError.
         """
-        chats: Sequence[Messages]
-        if messages and isinstance(messages[0], Mapping):
-            chats = [messages]  # type: ignore[list-item]
-        else:
-            chats = messages  # type: ignore[assignment]
+        if not isinstance(messages, list | tuple):
+            raise RequestError("messages must be a list of messages", param="messages")
+        is_one = bool(messages) and isinstance(messages[0], Mapping)
+        chats: Sequence[Any] = [messages] if is_one else messages
         if not chats:
             raise RequestError("messages is empty", param="messages")
         use = read_tool_use(tools, tool_choice)

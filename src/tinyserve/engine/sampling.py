@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,17 +126,27 @@ def _normalise(p: SamplingParams) -> None:
     def put(name: str, value: Any) -> None:
         object.__setattr__(p, name, value)
 
-    put("stop", (p.stop,) if isinstance(p.stop, str) else tuple(p.stop or ()))
-    put("stop_token_ids", tuple(p.stop_token_ids or ()))
-    put("bad_words", tuple(p.bad_words or ()))
+    put("stop", (p.stop,) if isinstance(p.stop, str) else _listed(p, "stop"))
+    put("stop_token_ids", _listed(p, "stop_token_ids"))
+    put("bad_words", _listed(p, "bad_words"))
     if p.allowed_token_ids is not None:
-        put("allowed_token_ids", tuple(p.allowed_token_ids))
+        put("allowed_token_ids", _listed(p, "allowed_token_ids"))
     if p.top_k == -1:
         put("top_k", 0)
     try:
         put("logit_bias", {_token_id(k): float(v) for k, v in (p.logit_bias or {}).items()})
     except (TypeError, ValueError, AttributeError):
         raise RequestError("logit_bias maps token ids to numbers", param="logit_bias") from None
+
+
+def _listed(p: SamplingParams, name: str) -> tuple[Any, ...]:
+    """A list's entries; a text is none, though Python would take it for one of its letters."""
+    value = getattr(p, name)
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        _fail(name, repr(value), "a list")
+    return tuple(value)
 
 
 def _token_id(key: int | str) -> int:
@@ -148,6 +158,9 @@ def _token_id(key: int | str) -> int:
 
 
 def _check_ranges(p: SamplingParams) -> None:
+    for name in ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens"):
+        if not isinstance(getattr(p, name), bool):  # "false" would be true
+            _fail(name, repr(getattr(p, name)), "true or false")
     _number(p, "temperature", 0.0, 100.0)
     _number(p, "top_p", 0.0, 1.0)
     _number(p, "min_p", 0.0, 1.0)

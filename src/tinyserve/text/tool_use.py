@@ -58,6 +58,8 @@ def read_tool_use(
 
     Raises RequestError naming the field.
     """
+    if tools is not None and not isinstance(tools, list | tuple):
+        raise RequestError("tools must be a list", param="tools")
     if tool_choice is None:
         tool_choice = "auto" if tools else "none"
     elif tools is None and tool_choice != "none":
