@@ -93,6 +93,27 @@ def test_truncation_and_padding_of_training_are_off() -> None:
     assert len(Tokenizer(backend).encode("a")) == 1
 
 
+def test_dropout_of_training_is_off() -> None:
+    """With it, the same prompt was other tokens each time."""
+    vocab = {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4}
+    bpe = models.BPE(vocab, [("a", "b"), ("ab", "c")], dropout=0.9)
+    assert {tuple(Tokenizer(Backend(bpe)).encode("abc")) for _ in range(20)} == {(4,)}
+    pieces = [("<unk>", 0.0), ("a", -1.0), ("b", -1.0), ("ab", -1.1)]
+    unigram = models.Unigram(pieces, 0)
+    unigram.alpha, unigram.nbest_size = 0.1, 8
+    assert {tuple(Tokenizer(Backend(unigram)).encode("ab")) for _ in range(20)} == {(3,)}
+
+
+def test_text_that_the_vocabulary_has_no_tokens_for() -> None:
+    words = Tokenizer(Backend(models.WordLevel({"a": 0, "hello": 1}, unk_token="<unk>")))
+    assert words.encode("hello") == [1]
+    for text in ("other", "other" * 1000):
+        with pytest.raises(RequestError, match=r"cannot encode the text.*UNK"):
+            words.encode(text)
+    with pytest.raises(ModelLoadError, match="cannot encode 'a'"):
+        Tokenizer(Backend(models.WordLevel({"hello": 1}, unk_token="<unk>")))
+
+
 @EITHER
 @given(text=TEXT)
 def test_text_survives(tokenizer: Tokenizer, text: str) -> None:

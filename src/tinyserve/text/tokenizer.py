@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tinyserve.errors import RequestError
+from tinyserve.errors import ModelLoadError, RequestError
 from tinyserve.text.detokenizer import IncrementalDetokenizer
 from tinyserve.text.pieces import TokenPieces
 from tinyserve.text.spec import TokenizerSpec
@@ -36,8 +36,7 @@ class Tokenizer:
 
     def __init__(self, backend: tokenizers.Tokenizer, spec: TokenizerSpec | None = None) -> None:
         spec = spec or TokenizerSpec()
-        backend.no_truncation()  # some tokenizer.json files carry their training settings
-        backend.no_padding()
+        _forget_training(backend)
         self._backend = backend
         self._spec = replace(spec, gguf_vocab=None)  # which would keep the model's file open
         self._pieces = TokenPieces(backend)
@@ -69,12 +68,15 @@ class Tokenizer:
         With `add_special_tokens` the model's BOS comes first if it uses one, but only once: where
         the text already begins with it, none is added and the log says so once (CHAT-03). An EOS is
         never appended (CHAT-05). A rendered chat is encoded with `add_special_tokens=False`.
-        Raises RequestError for text that is not Unicode (a lone surrogate).
+        Raises RequestError for text that is not Unicode (a lone surrogate), or that the vocabulary
+        has no tokens for.
         """
         try:
             ids = self._encode(text)
         except (TypeError, UnicodeEncodeError):
             raise RequestError("the text holds a lone surrogate, which is no character") from None
+        except Exception as error:  # the library raises bare Exception
+            raise RequestError(f"the tokenizer cannot encode the text: {error}") from None
         if not add_special_tokens or not self._prefix:
             return ids
         if ids and ids[0] == self._prefix[-1] == self.bos_token_id:
@@ -172,6 +174,17 @@ class Tokenizer:
             )
 
 
+def _forget_training(backend: tokenizers.Tokenizer) -> None:
+    """Some tokenizer.json files carry the settings of a training. Dropout and its like would cut
+    the same text another way each time.
+    """
+    backend.no_truncation()
+    backend.no_padding()
+    for name in ("dropout", "alpha", "nbest_size"):
+        if getattr(backend.model, name, None) is not None:
+            setattr(backend.model, name, None)
+
+
 def _prompt_prefix(
     backend: tokenizers.Tokenizer, bos_id: int | None, add_bos: bool | None
 ) -> tuple[int, ...]:
@@ -180,8 +193,11 @@ def _prompt_prefix(
     Whatever the post-processor puts after a text (EOS, mostly) is left out.
     """
     sample = "a"
-    plain = backend.encode(sample, add_special_tokens=False).ids
-    full = backend.encode(sample, add_special_tokens=True).ids
+    try:
+        plain = backend.encode(sample, add_special_tokens=False).ids
+        full = backend.encode(sample, add_special_tokens=True).ids
+    except Exception as error:  # the library raises bare Exception
+        raise ModelLoadError(f"the tokenizer cannot encode {sample!r}: {error}") from error
     starts = range(len(full) - len(plain) + 1)
     start = next((i for i in starts if full[i : i + len(plain)] == plain), 0)
     prefix = full[:start] if plain else full[: full[:1] == [bos_id]]
