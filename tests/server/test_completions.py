@@ -328,7 +328,7 @@ def test_chat_12_models(served: Live) -> None:
 
 
 def test_served_names_may_hold_slashes() -> None:
-    engine = make_engine(server={"served_model_name": ["org/one", "two"]})
+    engine = make_engine(server={"served_model_name": ["org/one", "two", "two"]})
     with live(engine) as served:
         assert ok(served.client.get("/v1/models/org/one"))["id"] == "org/one"
         assert served.complete(model="two", max_tokens=1)["model"] == "two"

@@ -92,7 +92,7 @@ class Service:
 
     def __post_init__(self) -> None:
         named = self.engine.config.server.served_model_name
-        self.names: tuple[str, ...] = named or (self.engine.model_name,)
+        self.names = tuple(dict.fromkeys(named)) or (self.engine.model_name,)
         self._known_strangers: set[str] = set()
         self._notes: set[str] = set()
 
