@@ -168,6 +168,9 @@ def test_every_float_type_computes(tmp_path: Path, stored: str, dtype: str) -> N
         ("llama.rope.freq_base", float("nan")),
         ("llama.attention.layer_norm_rms_epsilon", -1.0),
         ("llama.rope.scaling.factor", float("inf")),
+        ("general.alignment", "x"),
+        ("general.alignment", ["a"]),
+        ("general.alignment", [32, 32]),
     ],
 )
 def test_a_gguf_key_of_the_wrong_kind_is_named(tmp_path: Path, key: str, value: Any) -> None:
@@ -175,6 +178,15 @@ def test_a_gguf_key_of_the_wrong_kind_is_named(tmp_path: Path, key: str, value: 
     path = write_tiny_gguf(tmp_path / "a.gguf", synthetic_checkpoint(), metadata={key: value})
     with pytest.raises(ModelLoadError, match=key):
         load_checkpoint(str(path)).tokenizer_spec().load_vocab()
+
+
+@pytest.mark.parametrize("token_id", [[-1], 2**32 - 1, VOCAB])
+@pytest.mark.parametrize("name", ["bos", "unknown", "padding", "eos"])
+def test_a_gguf_special_token_that_is_none(tmp_path: Path, name: str, token_id: Any) -> None:
+    """LOAD-11: -1 once ended the start with an OverflowError."""
+    keys = {f"tokenizer.ggml.{name}_token_id": token_id}
+    path = write_tiny_gguf(tmp_path / "a.gguf", synthetic_checkpoint(), metadata=keys)
+    assert len(greedy(LLM(str(path), **SMALL))) == 6
 
 
 @pytest.mark.parametrize("eos", [VOCAB, 2**31 - 1])

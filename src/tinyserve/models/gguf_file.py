@@ -173,9 +173,9 @@ class GGUFFile:
             key = self._string()
             self.metadata[key] = self._value(self._number(_U32))
         infos = [self._tensor_info() for _ in range(num_tensors)]
-        alignment = int(self.metadata.get("general.alignment", DEFAULT_ALIGNMENT))
-        if alignment < 1:
-            raise ModelLoadError(f"{self.path}: general.alignment is {alignment}")
+        alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ModelLoadError(f"{self.path}: general.alignment is no number of bytes")
         start = -(-self._position // alignment) * alignment
         for name, shape, type_id, offset in infos:
             self.tensors[name] = TensorInfo(name, shape, type_id, start + offset)

@@ -46,7 +46,8 @@ def read_tokenizer_spec(metadata: Metadata) -> TokenizerSpec:
     }
     return TokenizerSpec.from_gguf(
         _vocab_reader(metadata),
-        special_token_ids={name: i for name, i in special.items() if i is not None},
+        # -1, signed or not, is how some files say that there is none
+        special_token_ids={n: i for n, i in special.items() if i is not None and 0 <= i < 1 << 31},
         add_bos=metadata.get("tokenizer.ggml.add_bos_token", bool),
         chat_template=metadata.get(_TEMPLATE, str),
         named_templates=named,
