@@ -216,7 +216,7 @@ def parse_text(declared: Setting, text: str) -> Any:
             return float(text)
         if declared.kind == "mapping":
             return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _wrong(declared, text) from None
     return text
 

@@ -86,6 +86,7 @@ def test_every_setting_has_an_option_in_the_help(capsys: pytest.CaptureFixture[s
         (["serve", "--max-model-len", "1"], "an integer from 2 to 16777216"),
         (["serve", "--kv-cache-memory", "9" * 400], "cache.kv_cache_memory must be a size"),
         (["serve", "--kv-cache-memory", "9" * 400 + "GiB"], "cache.kv_cache_memory must be a size"),
+        (["serve", "--speculative-config", "[" * 100_000], "must be a mapping"),
         (["serve", "--max-num-seqs", "9" * 5000], "scheduler.max_num_seqs must be an integer"),
         (
             ["generate", "x", "--model", "synthetic", "--chat-template", "a\n{{ x"],
@@ -135,6 +136,38 @@ def test_generate_writes_the_completion(
     assert main(["generate", "hello", "--temperature", "-1"]) == 2
     assert "temperature" in capsys.readouterr().err
     assert generate.DEFAULT_MAX_TOKENS > 16
+
+
+def test_terminals_and_files_that_cannot_take_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tinyserve.engine.llm.LLM", lambda config: llm_that_says("caf\u00e9"))
+    with monkeypatch.context() as patched:
+        ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        patched.setattr(sys, "stdout", ascii_only)
+        assert main(["generate", "hello"]) == 0
+        ascii_only.flush()
+        assert ascii_only.buffer.getvalue() == b"caf?\n"
+    if Path("/dev/full").exists():
+        with monkeypatch.context() as patched, open("/dev/full", "wb", buffering=0) as full:
+            patched.setattr(sys, "stdout", io.TextIOWrapper(full, write_through=True))
+            assert main(["generate", "hello"]) == 1
+            assert "No space left" in capsys.readouterr().err
+
+
+def test_input_that_is_no_text(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for stdin, said in (
+        (None, "no prompt"),
+        (io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"), "the input is not utf-8"),
+    ):
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert main(["generate"]) == 2
+        assert said in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["chat"]) == 2
+    assert "nothing to read from" in capsys.readouterr().err
 
 
 def talk(monkeypatch: pytest.MonkeyPatch, llm: LLM, *lines: Any, system: str | None = None) -> Any:

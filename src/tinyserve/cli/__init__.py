@@ -6,6 +6,7 @@ line on stderr and exit code 2, never a traceback.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 
@@ -20,6 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         parser.print_help(sys.stderr)
         return 2
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may not know every character
+        sys.stdout.reconfigure(errors="replace")
     try:
         return run_command(arguments.command, arguments)
     except TinyServeError as error:
@@ -30,6 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `tinyserve generate ... | head`
         sys.stderr.close()
         return 141
+    except UnicodeDecodeError as error:
+        print(f"tinyserve: the input is not {error.encoding}: {error.reason}", file=sys.stderr)
+        return 2
+    except OSError as error:  # a full disk behind stdout
+        print(f"tinyserve: {error}", file=sys.stderr)
+        return 1
 
 
 def run_command(command: str, arguments: object) -> int:

@@ -27,6 +27,8 @@ Ctrl-C   stop the answer"""
 def run(arguments: argparse.Namespace) -> int:
     config = configuration(arguments)
     configure_logging("warning")
+    if sys.stdin is None:  # it was closed
+        raise RequestError("there is nothing to read from: stdin is closed")
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() line editing and history
 

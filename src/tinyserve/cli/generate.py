@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     configure_logging("warning")
     prompt = arguments.prompt
     if prompt is None:
-        if sys.stdin.isatty():
+        if sys.stdin is None or sys.stdin.isatty():  # None: it was closed
             raise RequestError("no prompt: give one, or pipe one in", param="prompt")
         prompt = sys.stdin.read()
     fields = {"max_tokens": DEFAULT_MAX_TOKENS, **sampling_fields(arguments)}
