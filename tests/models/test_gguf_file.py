@@ -93,6 +93,13 @@ def test_a_damaged_header_is_named(
         GGUFFile(rewrite(tiny, tmp_path / "damaged.gguf", edit))
 
 
+def test_a_pointer_of_git_lfs_is_called_one(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(ModelLoadError, match="git lfs pull"):
+        GGUFFile(path)
+
+
 @given(st.floats(0, 1, exclude_max=True))
 def test_every_truncation_is_detected_with_the_sizes(
     tiny: Path, tmp_path_factory: pytest.TempPathFactory, share: float

@@ -188,9 +188,10 @@ def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
 
 def test_damaged_json_is_named(tmp_path: Path) -> None:
     write_checkpoint(synthetic_checkpoint(), tmp_path)
-    (tmp_path / "generation_config.json").write_text("{")
-    with pytest.raises(ModelLoadError, match=r"generation_config\.json"):
-        load_checkpoint(str(tmp_path))
+    for text in ("{", "[" * 100_000, '{"a": ' + "9" * 5000 + "}"):
+        (tmp_path / "generation_config.json").write_text(text)
+        with pytest.raises(ModelLoadError, match=r"generation_config\.json"):
+            load_checkpoint(str(tmp_path))
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelLoadError, match=r"config\.json does not hold a JSON object"):
         load_checkpoint(str(tmp_path))

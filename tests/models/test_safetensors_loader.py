@@ -90,6 +90,7 @@ def raw_file(path: Path, header: object) -> Path:
     ("header", "said"),
     [
         (b"not json", "not a safetensors file"),
+        pytest.param(b"[" * 100_000, "not a safetensors file", id="deep"),
         ([1, 2], "not a safetensors file"),
         ({"a": {"dtype": "F32", "shape": [2]}}, "damaged"),
         ({"a": 7}, "damaged"),
@@ -99,6 +100,32 @@ def raw_file(path: Path, header: object) -> Path:
 def test_a_damaged_header_is_said(tmp_path: Path, header: object, said: str) -> None:
     with pytest.raises(ModelLoadError, match=said):
         SafetensorsFile(raw_file(tmp_path / "a.safetensors", header))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n", "git lfs pull"),
+        (b"<!DOCTYPE html><html>404</html>", "not a safetensors file$"),
+        (b"GGUF" + bytes(range(1, 60)), "not a safetensors file$"),
+    ],
+)
+def test_what_is_something_else_altogether_is_not_called_truncated(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(ModelLoadError, match=said):
+        SafetensorsFile(path)
+
+
+@pytest.mark.parametrize(
+    "index", [pytest.param("[" * 100_000, id="deep"), "[]", "{}", '{"weight_map": {"a": null}}']
+)
+def test_a_damaged_index_is_named(tmp_path: Path, index: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelLoadError, match=r"index\.json is damaged"):
+        find_files(tmp_path)
 
 
 def test_an_unsupported_type_is_named_with_its_tensor(tmp_path: Path) -> None:

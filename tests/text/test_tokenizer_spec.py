@@ -97,7 +97,14 @@ def test_sentencepiece_file_alone_says_how_to_convert(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", '{"chat_template": "\\udcff', '{"bos_token": "\\udc80"}']
+    "content",
+    [
+        "{",
+        "[]",
+        pytest.param("[" * 100_000, id="deep"),
+        '{"chat_template": "\\udcff',
+        '{"bos_token": "\\udc80"}',
+    ],
 )
 def test_damaged_config_is_named(tmp_path: Path, content: str) -> None:
     write(tmp_path, tokenizer_config__json=content)

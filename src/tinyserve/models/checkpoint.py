@@ -85,6 +85,13 @@ def drawable_ids(ids: Collection[int], config: ModelConfig, source: str) -> tupl
     return tuple(token_id for token_id in ids if token_id not in strange)
 
 
+def pointer_hint(path: Path) -> str:
+    """What stands where a file should: a clone without Git LFS has only pointers; else nothing."""
+    with path.open("rb") as file:
+        is_pointer = file.read(24).startswith(b"version https://git-lfs")
+    return ": it is a Git LFS pointer; `git lfs pull` fetches the file itself" if is_pointer else ""
+
+
 def load_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoint:
     """Find and open a model; raises ModelLoadError saying what is missing, damaged or unsupported.
 

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinyserve.errors import ModelLoadError
+from tinyserve.models.checkpoint import pointer_hint
 from tinyserve.models.gguf_types import SUPPORTED, type_name
 
 MAGIC = b"GGUF"
@@ -145,7 +146,8 @@ class GGUFFile:
         self._size = path.stat().st_size
         with path.open("rb") as file:
             if file.read(4) != MAGIC:
-                raise ModelLoadError(f"{path} is not a GGUF file (it does not start with 'GGUF')")
+                hint = pointer_hint(path) or " (it does not start with 'GGUF')"
+                raise ModelLoadError(f"{path} is not a GGUF file{hint}")
             self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._position = 4
         try:

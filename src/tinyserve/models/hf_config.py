@@ -46,7 +46,7 @@ def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"cannot read {path}: {error}") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path} does not hold a JSON object")

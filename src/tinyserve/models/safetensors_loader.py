@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from tinyserve.errors import ModelLoadError
 from tinyserve.kernels.formats import F32, FloatWeight, widen
+from tinyserve.models.checkpoint import pointer_hint
 from tinyserve.models.layout import Shape
 
 # bf16 has no numpy type: its bit patterns travel as uint16 (see kernels.formats).
@@ -58,6 +59,9 @@ class StoredTensor:
         return dtype
 
 
+MAX_HEADER_SIZE = 100_000_000  # bytes, by the format; more is the beginning of something else
+
+
 class SafetensorsFile:
     """One open file.
 
@@ -70,6 +74,8 @@ class SafetensorsFile:
         with path.open("rb") as file:
             prefix = file.read(8)
             header_size = int.from_bytes(prefix, "little")
+            if header_size > MAX_HEADER_SIZE:
+                raise ModelLoadError(f"{path} is not a safetensors file{pointer_hint(path)}")
             if len(prefix) < 8 or header_size > self._size - 8:
                 self._raise_truncated(8 + header_size if len(prefix) == 8 else 8)
             header = self._parse(file.read(header_size))
@@ -87,7 +93,7 @@ class SafetensorsFile:
     def _parse(self, text: bytes) -> dict[str, Any]:
         try:
             header = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ModelLoadError(f"{self.path} is not a safetensors file: {error}") from error
         if not isinstance(header, dict):
             raise ModelLoadError(f"{self.path} is not a safetensors file")
@@ -159,10 +165,11 @@ def find_files(folder: Path) -> list[Path]:
 
 def _indexed_files(index: Path) -> list[Path]:
     try:
-        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        text = index.read_text(encoding="utf-8")
+        names = sorted(set(json.loads(text)["weight_map"].values()))
+        files = [index.parent / name for name in names]
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ModelLoadError(f"{index} is damaged: {error!r}") from error
-    files = [index.parent / name for name in names]
     for file in files:
         if not file.is_file():
             raise ModelLoadError(f"{file} is missing; {index.name} says that it holds tensors")

@@ -139,7 +139,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         json.dumps(value, ensure_ascii=False).encode()  # JSON can spell half of a surrogate pair
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"cannot read {path}: {error}") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path} does not hold a JSON object")
