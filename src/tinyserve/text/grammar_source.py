@@ -112,7 +112,7 @@ def _as_lark(spec: GrammarSpec) -> str:
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
-        return str(gbnf_to_lark(_without_escapes(spec.value)))
+        return str(gbnf_to_lark(_with_nested_repeats(_without_escapes(spec.value))))
     except RecursionError:
         raise RequestError("the grammar is nested too deeply", param=spec.param) from None
     except Exception as error:  # the converter has an exception of its own, and plain ones
@@ -129,6 +129,13 @@ def _without_escapes(gbnf: str) -> str:
 
     escape = r"(?<!\\)((?:\\\\)*)\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))"
     return re.sub(escape, character, gbnf)
+
+
+def _with_nested_repeats(gbnf: str) -> str:
+    """`("a"?)*` as `("a"? "")*`: the converter would leave the parentheses out."""
+    skipped = r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*'
+    repeat = rf"{skipped}|([*+?}}])(?=\s*\)\s*[*+?{{])"
+    return re.sub(repeat, lambda m: f'{m[1]} ""' if m[1] else m[0], gbnf)
 
 
 # The automaton of "a multiple of m" has m states, which nothing in the compiler bounds.
