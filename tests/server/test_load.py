@@ -18,8 +18,12 @@ from tinyserve.bench.load_torture import Load, Outcome, answers_alone, broken, c
 from tinyserve.bench.watch import resident_mib, slope
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import build_engine
+from tinyserve.server.answer import in_pieces
 from tinyserve.server.gate import Gate
 from tinyserve.server.outlet import Scope
+from tinyserve.server.protocol import as_chat_request
+from tinyserve.server.service import INLINE_CHARACTERS, prompt_size
+from tinyserve.server.shapes import to_json
 
 
 def load_on(served: Live, **options: Any) -> Load:
@@ -165,6 +169,19 @@ class _App:
 
 
 _KEYLESS = _App()
+
+
+def test_con_19_what_takes_long_is_not_done_on_the_event_loop() -> None:
+    """A hundred thousand messages without a letter once held every stream for seconds."""
+    few = [{"role": "user", "content": ""}]
+    assert prompt_size(as_chat_request({"messages": few})) <= INLINE_CHARACTERS
+    assert prompt_size(as_chat_request({"messages": few * 1000})) > INLINE_CHARACTERS
+
+
+def test_con_19_a_long_answer_is_written_in_pieces() -> None:
+    answer = {"a": 1, "b": [], "c": [{"d": [1, None]}, "\u00e9\n"], '"': {"e": []}, "f": [[], 0.5]}
+    assert in_pieces(answer) == to_json(answer)
+    assert in_pieces({}) == to_json({})
 
 
 def test_one_request_comes_in_for_each_round_of_the_loop() -> None:

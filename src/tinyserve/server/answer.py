@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -50,12 +51,26 @@ async def _written(writer: Writer, deltas: list[Delta], maker: DeltaMaker) -> by
     """The whole answer as JSON; a long one is written on a thread, so that the loop goes on."""
 
     def write() -> bytes:
-        return to_json(writer.whole(deltas, maker)).encode()
+        return in_pieces(writer.whole(deltas, maker)).encode()
 
     weight = sum(1 + LOGPROB_WEIGHT * len(delta.logprobs or ()) for delta in deltas)
     if weight <= INLINE_WEIGHT and not any(map(maker.prompt_logprobs, maker.parts)):
         return write()
     return await asyncio.to_thread(write)
+
+
+def in_pieces(answer: Mapping[str, Any]) -> str:
+    """`to_json(answer)`, list by list: one call for a million logprobs would keep the interpreter
+    from the event loop until it is done.
+    """
+    members = []
+    for name, value in answer.items():
+        if isinstance(value, list):
+            text = f"[{','.join(map(to_json, value))}]"
+        else:
+            text = to_json(value)
+        members.append(f"{to_json(name)}:{text}")
+    return f"{{{','.join(members)}}}"
 
 
 def _note_arrival(request: Request, job: Job) -> None:

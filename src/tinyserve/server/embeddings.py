@@ -140,14 +140,15 @@ def _encode(intake: Intake, inputs: Sequence[Prompt], body: EmbeddingRequest) ->
 
 
 def _answer(body: EmbeddingRequest, model: str, vectors: Sequence[F32], usage: Usage) -> str:
-    data = []
+    data = []  # row by row: one call for them all would keep the interpreter from the event loop
     for index, vector in enumerate(vectors):
         row = vector if body.normalize is False else unit(vector)
         written = _base64(row) if body.encoding_format == "base64" else row.tolist()
-        data.append({"object": "embedding", "index": index, "embedding": written})
+        data.append(to_json({"object": "embedding", "index": index, "embedding": written}))
     count = usage.prompt_tokens
     counts = {"prompt_tokens": count, "total_tokens": count}
-    return to_json({"object": "list", "data": data, "model": model, "usage": counts})
+    rest = to_json({"model": model, "usage": counts})
+    return f'{{"object":"list","data":[{",".join(data)}],{rest[1:]}'
 
 
 def _base64(vector: F32) -> str:

@@ -56,6 +56,7 @@ T = TypeVar("T")
 
 ALIAS = "tinyserve"
 INLINE_CHARACTERS = 8192  # longer texts are tokenized off the event loop
+AROUND_MESSAGE = 32  # characters that a chat template writes around each message, about
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class Service:
         ids = prompt_ids or await self.encode_chat(body)
         context = chat_context(self.engine, body, ids, self._identity(id_prefix, model), params.n)
         options = DeltaOptions(logprobs, False, params.skip_special_tokens)
-        spec = await self.off_loop_if(_size(body), chat_spec, context)
+        spec = await self.off_loop_if(prompt_size(body), chat_spec, context)
         with renamed(_own_names(body)):
             return self._prepared(
                 body,
@@ -215,7 +216,7 @@ class Service:
 
     async def encode_chat(self, body: ChatRequest) -> list[int]:
         """The prompt of a conversation, as token ids. Raises RequestError."""
-        return await self.off_loop_if(_size(body), encode_chat, self.engine, body)
+        return await self.off_loop_if(prompt_size(body), encode_chat, self.engine, body)
 
     def _admit(self, body: GenerationRequest, param: str, num_logprobs: int | None) -> str:
         """What both routes check first; the served name of the model."""
@@ -342,9 +343,10 @@ def _own_names(body: ChatRequest) -> dict[str, str]:
     return names
 
 
-def _size(body: ChatRequest) -> int:
+def prompt_size(body: ChatRequest) -> int:
     """About how many characters the prompt will have, and its grammar."""
-    size = sum(len(m.content) for m in body.messages if isinstance(m.content, str))
+    size = AROUND_MESSAGE * len(body.messages)
+    size += sum(len(m.content) for m in body.messages if isinstance(m.content, str))
     others = [m.content for m in body.messages if not isinstance(m.content, str)]
     calls = [m.tool_calls for m in body.messages if m.tool_calls]
     values = [*others, *calls, body.tools, body.chat_template_kwargs, body.chat_template]
