@@ -109,7 +109,8 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
         body = parse_body(ChatRequest, await read_json(request, limit))
         service.resolve_model(body.model)
         ids = await service.encode_chat(body)
-        text = service.engine.intake.tokenizer.decode(ids, skip_special_tokens=False)
+        decode = service.engine.intake.tokenizer.decode
+        text = await service.off_loop_if(len(ids), lambda: decode(ids, skip_special_tokens=False))
         return json_response({"prompt": text, **_counted(service, ids)})
 
 
