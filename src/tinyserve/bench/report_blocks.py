@@ -17,7 +17,13 @@ from tinyserve.bench.peer_tables import (
     served_ratios,
     served_table,
 )
-from tinyserve.bench.report_readme import http_summary, load_summary, speculation_summary, summary
+from tinyserve.bench.report_readme import (
+    amx_summary,
+    http_summary,
+    load_summary,
+    speculation_summary,
+    summary,
+)
 from tinyserve.bench.report_targets import AMX, targets_table
 from tinyserve.bench.results import Result, Results
 
@@ -212,6 +218,7 @@ BLOCKS: dict[str, Block] = {
     **{name: partial(block, name, shown) for name, shown in SHOWN.items()},
     "others": others,
     "summary": summary,
+    "amx-summary": amx_summary,
     "speculation-summary": speculation_summary,
     "load-summary": load_summary,
     "http-summary": http_summary,

@@ -44,6 +44,12 @@ def summary(result: Result) -> str:
     )
 
 
+@drawn_from("peers-4bit-amx")
+def amx_summary(result: Result) -> str:
+    """The same on the machine with a matrix unit."""
+    return offline_table(result["offline"]) + "\n\n"
+
+
 @drawn_from("spec-smollm2-135m-1-stream")
 def speculation_summary(result: Result) -> str:
     """One stream, greedy, by text and proposer."""

@@ -31,7 +31,7 @@ class AmxShapes {
     for (int i : {0, 1}) shapes.rows[i] = AMX_ROWS, shapes.row_bytes[i] = LANES * 4;
     for (int i : {4, 5}) shapes.rows[i] = AMX_ROWS, shapes.row_bytes[i] = depth;
     shapes.rows[6] = depth / 4, shapes.row_bytes[6] = LANES * 4;
-    asm volatile("" ::"m"(shapes));
+    asm volatile("" ::"m"(shapes));  // gcc 12 believes that the next line reads eight bytes of it
     _tile_loadconfig(&shapes);
   }
   ~AmxShapes() { _tile_release(); }
