@@ -177,6 +177,7 @@ def _configuration(args: argparse.Namespace) -> TinyServeConfig:
         scheduler={
             "max_num_seqs": streams,
             "max_num_batched_tokens": 512,
+            "chunked_prefill_size": 512,  # all streams are to decode at once
             "max_model_len": longest + 16,
         },
     )

@@ -40,7 +40,11 @@ def configuration(
                 "num_swap_blocks": 0,
                 "enable_prefix_caching": False,
             },
-            "scheduler": {"max_num_seqs": streams, "max_num_batched_tokens": max(512, length)},
+            "scheduler": {
+                "max_num_seqs": streams,
+                "max_num_batched_tokens": max(512, length),
+                "chunked_prefill_size": max(512, length),  # so that streams begin at about one time
+            },
             **{name: dict(values) for name, values in sections.items()},
         }
     )
