@@ -105,7 +105,8 @@ def test_growth_and_policies_are_judged(tmp_path: Path) -> None:
             "start": {"seconds": [0.5, 3.0, 0.7]},
         },
     )
-    written(tmp_path, "growth-amx", {"resident": {"ratio": 1.25}, "start": {"seconds": [1.5]}})
+    more = {"resident": {"ratio": 1.25}, "start": {"seconds": [1.5]}}
+    written(tmp_path, "growth-amx", {**more, "machine": {"kernels": "amx"}})
     pair = [point("static", 8.0, 8.0, 100.0), point("continuous", 8.0, 1.0, 150.0)]
     judged = targets_table(written(tmp_path, "pareto", {"points": pair}))
     assert "| at most 1.25x | 1.12x |  | yes |  |  | `growth` |" in judged
