@@ -79,6 +79,11 @@ def machine(variant: str | None = None) -> dict[str, Any]:
     }
 
 
+def shown_model(name: str) -> str:
+    """A model's name, of a file or folder without where it lies."""
+    return Path(name).name if Path(name).exists() else name
+
+
 def _best_variant() -> str | None:
     try:
         return variants()[0][0]

@@ -28,6 +28,7 @@ from tinyserve.bench.common import (
     machine,
     model_section,
     say,
+    shown_model,
     write_json,
 )
 from tinyserve.bench.growth_process import memory_over_requests, resident, start_times
@@ -59,7 +60,7 @@ def main(argv: list[str] | None = None) -> None:
     result["model"] = section["name"]
     if {"steps", "rows"} & set(wanted):
         engine = build_engine(_configuration(args))
-        result["model"] = engine.model_name
+        result["model"] = shown_model(engine.model_name)
         limit = Limit(engine.core.runner)
         if "steps" in wanted:
             result["steps"] = steps(engine, args, limit)

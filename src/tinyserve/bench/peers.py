@@ -32,6 +32,7 @@ from tinyserve.bench.common import (
     machine,
     model_section,
     say,
+    shown_model,
     write_json,
 )
 from tinyserve.bench.latency import summary
@@ -159,7 +160,7 @@ def offline(args: argparse.Namespace, peers: list[Peer]) -> dict[str, Any]:
         "ceilings": ceilings.medians(),
         "shares": shares(sizes, medians_of(rounds), ceilings.medians()),
         "sizes": dataclasses.asdict(sizes),
-        "model": engine.model_name,
+        "model": shown_model(engine.model_name),
         "formats": engine.weight_formats,
     }
 

@@ -129,6 +129,7 @@ def bars(studies: Mapping[str, Mapping[str, Point]], path: str) -> None:
 def roofline(lines: Sequence[Point], path: str) -> None:
     """The share of the roofline over rows, one panel a model, one line a format."""
     models = series(lines, "model")
+    most = 105 * max(1.0, *(line["of_roofline"] for line in lines))
     drawn, axes = figure(len(models), "Linear kernels: share of what bus and multipliers allow")
     for axis, (model, own) in zip(axes, models.items(), strict=True):
         for index, (kind, line) in enumerate(series(own, "format").items()):
@@ -139,7 +140,7 @@ def roofline(lines: Sequence[Point], path: str) -> None:
                 **style(index),
             )
         axis.set_xscale("log", base=2)
-        axis.set(title=model, xlabel="rows", ylabel="% of the roofline", ylim=(0, 105))
+        axis.set(title=model, xlabel="rows", ylabel="% of the roofline", ylim=(0, most))
         axis.set_xticks([p["rows"] for p in line], [str(p["rows"]) for p in line])
     axes[0].legend(frameon=False, fontsize=8)
     save(drawn, path)

@@ -33,6 +33,7 @@ from tinyserve.bench.common import (
     ints,
     machine,
     say,
+    shown_model,
     table,
     write_json,
 )
@@ -56,7 +57,7 @@ def main(argv: list[str] | None = None) -> None:
     result = {
         "command": command("spec_bench", args, parser),
         "machine": machine(runner.backend.variant),
-        "model": bench.engine.model_name,
+        "model": shown_model(bench.engine.model_name),
         "verification": args.verification,
         "cases": points,
     }

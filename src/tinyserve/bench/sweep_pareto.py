@@ -27,6 +27,7 @@ from tinyserve.bench.common import (
     machine,
     model_section,
     say,
+    shown_model,
     table,
     write_json,
 )
@@ -195,7 +196,7 @@ def _measured(args: argparse.Namespace, names: list[str]) -> tuple[Run, dict[str
     def run(name: str, workload: list[Arrival]) -> list[Record]:
         return replay(engines[name].core, workload)
 
-    return run, {"machine": machine(variant), "model": engine.model_name}
+    return run, {"machine": machine(variant), "model": shown_model(engine.model_name)}
 
 
 def _simulated(args: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
@@ -224,7 +225,7 @@ def step_times(args: argparse.Namespace) -> StepModel:
         engine.core.runner, config.cache.block_size, engine.config.cache.num_blocks
     )
     if args.step_times:
-        times.save(args.step_times, model=engine.model_name, machine=machine())
+        times.save(args.step_times, model=shown_model(engine.model_name), machine=machine())
     return times
 
 
