@@ -225,7 +225,7 @@ def test_logits_that_are_not_numbers(llm: LLM) -> None:
     runner_of(llm.engine).nan_token = 65
     with pytest.raises(TinyServeError, match="NaN"):
         llm.generate([[65], [66]])
-    assert len(llm.generate([[66]])) == 1
+    assert len(llm.generate([[66]], SamplingParams(max_tokens=1))) == 1  # more might be the 65
 
 
 def test_configuration_of_an_llm(monkeypatch: pytest.MonkeyPatch) -> None:
