@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -18,7 +17,7 @@ from tinyserve.server.observe.http import ARRIVAL
 from tinyserve.server.outlet import Outlet, Readers, SlowReaderError
 from tinyserve.server.service import Prepared
 from tinyserve.server.session import Job, Session
-from tinyserve.server.shapes import to_json
+from tinyserve.server.shapes import in_pieces, to_json
 from tinyserve.server.sse import EventStream
 from tinyserve.server.state import ServerState
 from tinyserve.server.writer import Writer
@@ -57,20 +56,6 @@ async def _written(writer: Writer, deltas: list[Delta], maker: DeltaMaker) -> by
     if weight <= INLINE_WEIGHT and not any(map(maker.prompt_logprobs, maker.parts)):
         return write()
     return await asyncio.to_thread(write)
-
-
-def in_pieces(answer: Mapping[str, Any]) -> str:
-    """`to_json(answer)`, list by list: one call for a million logprobs would keep the interpreter
-    from the event loop until it is done.
-    """
-    members = []
-    for name, value in answer.items():
-        if isinstance(value, list):
-            text = f"[{','.join(map(to_json, value))}]"
-        else:
-            text = to_json(value)
-        members.append(f"{to_json(name)}:{text}")
-    return f"{{{','.join(members)}}}"
 
 
 def _note_arrival(request: Request, job: Job) -> None:

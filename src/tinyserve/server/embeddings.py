@@ -24,7 +24,7 @@ from tinyserve.server.limits import MAX_PRIORITY, MAX_SALT_LENGTH
 from tinyserve.server.protocol import PROMPT_SCHEMA
 from tinyserve.server.service import INLINE_CHARACTERS, Service
 from tinyserve.server.session import Job
-from tinyserve.server.shapes import to_json
+from tinyserve.server.shapes import in_pieces
 
 MAX_INPUTS = 2048  # in one request, as at OpenAI
 INLINE_NUMBERS = 65536  # a longer answer is written off the event loop
@@ -140,15 +140,14 @@ def _encode(intake: Intake, inputs: Sequence[Prompt], body: EmbeddingRequest) ->
 
 
 def _answer(body: EmbeddingRequest, model: str, vectors: Sequence[F32], usage: Usage) -> str:
-    data = []  # row by row: one call for them all would keep the interpreter from the event loop
+    data = []
     for index, vector in enumerate(vectors):
         row = vector if body.normalize is False else unit(vector)
         written = _base64(row) if body.encoding_format == "base64" else row.tolist()
-        data.append(to_json({"object": "embedding", "index": index, "embedding": written}))
+        data.append({"object": "embedding", "index": index, "embedding": written})
     count = usage.prompt_tokens
     counts = {"prompt_tokens": count, "total_tokens": count}
-    rest = to_json({"model": model, "usage": counts})
-    return f'{{"object":"list","data":[{",".join(data)}],{rest[1:]}'
+    return in_pieces({"object": "list", "data": data, "model": model, "usage": counts})
 
 
 def _base64(vector: F32) -> str:

@@ -89,7 +89,6 @@ struct Tiles {
   Tiles(int rows, int most) : count((rows + most - 1) / most), size(rows / count), larger(rows % count) {}
   int rows(int tile) const { return size + (tile < larger); }
   int first(int tile) const { return tile * size + std::min(tile, larger); }
-  int of(int row) const { return row < larger * (size + 1) ? row / (size + 1) : (row - larger) / size; }
 };
 
 template <int R, int LEAST = 1, class F>
