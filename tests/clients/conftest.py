@@ -6,6 +6,7 @@ Nothing here leaves the machine: what the clients would fetch or report is turne
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import importlib.util
 import os
@@ -56,6 +57,7 @@ CALL = (
 @pytest.fixture(scope="module", autouse=True)
 def _clean_up_after_clients() -> Iterator[None]:
     """Some leave sockets and event loops behind, whose warnings would be blamed on later tests."""
+    asyncio.set_event_loop(None)  # or LiteLLM would make one for this thread, and never close it
     yield
     litellm = sys.modules.get("litellm")
     if litellm is not None:

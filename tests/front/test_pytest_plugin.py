@@ -123,7 +123,7 @@ def test_the_server_is_gone_when_the_session_ends(project: pytest.Pytester) -> N
     )
     project.runpytest_subprocess().assert_outcomes(failed=1)
     url = (project.path / "url").read_text()
-    code = "import sys, urllib.request as r; r.urlopen(sys.argv[1] + '/health', timeout=5)"
+    code = "import sys, urllib.request as r; r.urlopen(sys.argv[1] + '/health', timeout=30)"
     asked = subprocess.run([sys.executable, "-c", code, url], capture_output=True, text=True)
     assert "refused" in asked.stderr
 

@@ -100,7 +100,7 @@ def sse_events(text: str) -> list[str]:
     return events
 
 
-def wait_for(condition: Callable[[], bool], timeout: float = 10.0) -> None:
+def wait_for(condition: Callable[[], bool], timeout: float = 30.0) -> None:
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, "timed out"
@@ -142,5 +142,5 @@ def live(
             if isinstance(engine_runner, SpeakingRunner):
                 engine_runner.gate.set()
             server.should_exit = True
-            thread.join(10)
+            thread.join(60)
     assert not thread.is_alive()

@@ -141,7 +141,7 @@ def hub(model_files: dict[str, bytes]) -> Iterator[Hub]:
     yield made
     server.shutdown()
     server.server_close()
-    thread.join(10)
+    thread.join(60)
 
 
 LOAD = """

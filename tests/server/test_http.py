@@ -61,7 +61,7 @@ def test_http_01_chunked_body(served: Live) -> None:
 def test_http_01_body_without_a_length(served: Live) -> None:
     """HTTP-01."""
     host, _, port = served.base_url.removeprefix("http://").partition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=5)
+    connection = http.client.HTTPConnection(host, int(port), timeout=30)
     connection.putrequest("POST", ROUTES[0])
     connection.putheader("Content-Type", "application/json")
     connection.endheaders()

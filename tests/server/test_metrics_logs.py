@@ -240,7 +240,7 @@ def test_every_line_of_a_server_is_json() -> None:
     finally:
         process.terminate()
         process.wait(30)
-        reader.join(10)
+        reader.join(60)
         process.stderr.close()
     values = [json.loads(line) for line in found]
     loggers = {value["logger"] for value in values}
