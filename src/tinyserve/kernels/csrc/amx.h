@@ -13,7 +13,7 @@ constexpr int AMX_LEAST = 8;  // rows of a tile: 17 are 9 + 8
 
 // Few rows are faster without it.
 TS_INLINE bool suits_amx(const Weight& w, int rows) {
-  if (w.format == U4) return rows >= 64;
+  if (w.format == U4) return rows >= 32;
   return w.format == INT8 && rows >= 2 * AMX_LEAST && w.group % 32 == 0;
 }
 TS_INLINE int amx_depth(const Weight& w) { return w.group % 64 == 0 ? 64 : 32; }  // features of an instruction
@@ -69,55 +69,55 @@ TS_INLINE void store_for_amx(uint8_t* q, int64_t plane, vf x) {
   }
 }
 
-// The sums of one group for all rows: of int16 activations, those of their high and those of their low bytes.
-template <class T>
-TS_INLINE void amx_sums(const Weight& w, const uint8_t* weights, const uint8_t* x, int rows, int32_t (*sums)[AMX_ROWS * LANES]) {
-  const int depth = amx_depth(w);
-  _tile_zero(0);
-  if (sizeof(T) == 2) _tile_zero(1);
-  for (int i = 0; i < w.group; i += depth) {
-    _tile_loadd(4, x + i, w.group);
-    _tile_loadd(6, weights + i * LANES, 64);
-    if constexpr (sizeof(T) == 1) {
-      _tile_dpbsud(0, 4, 6);
-    } else {
-      _tile_loadd(5, x + rows * w.group + i, w.group);
-      _tile_dpbssd(0, 4, 6);
-      _tile_dpbusd(1, 5, 6);
-    }
-  }
-  _tile_stored(0, sums[0], LANES * 4);
-  if (sizeof(T) == 2) _tile_stored(1, sums[1], LANES * 4);
-}
-
 // `b` holds a widened panel. The unit computes 16 rows whatever R is: those beyond are garbage, and nobody reads them.
 template <class T, int R>
 inline void amx_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
-  const Weight& w = b.w;
-  alignas(64) int32_t sums[2][sizeof(T)][AMX_ROWS * LANES];
+  // Copies: the unit's instructions hide what they write, and all that is in memory would be read again after each.
+  const int group = b.w.group, depth = amx_depth(b.w), steps = b.steps;
+  const bool has_min = b.w.has_min;
+  const uint8_t *panel = b.data, *x = a.q;
+  const int64_t group_bytes = amx_group_bytes(b.w);
+  const Acts acts = a;
+  alignas(64) int32_t sums[2][sizeof(T)][AMX_ROWS * LANES];  // of a group for all rows: of int16 activations, of their high and low bytes
   vf acc[R];
   begin(b, c, acc);
   auto multiply = [&](int g) TS_LAMBDA {
     fetch.step();
-    amx_sums<T>(w, b.data + g * amx_group_bytes(w), a.q + int64_t(g) * w.group * R * sizeof(T), R, sums[g % 2]);
+    const uint8_t *weights = panel + g * group_bytes, *high = x + int64_t(g) * group * R * sizeof(T), *low = high + R * group;
+    _tile_zero(0);
+    if (sizeof(T) == 2) _tile_zero(1);
+    for (int i = 0; i < group; i += depth) {
+      _tile_loadd(4, high + i, group);
+      _tile_loadd(6, weights + i * LANES, 64);
+      if constexpr (sizeof(T) == 1) {
+        _tile_dpbsud(0, 4, 6);
+      } else {
+        _tile_loadd(5, low + i, group);
+        _tile_dpbssd(0, 4, 6);
+        _tile_dpbusd(1, 5, 6);
+      }
+    }
+    _tile_stored(0, sums[g % 2][0], LANES * 4);
+    if (sizeof(T) == 2) _tile_stored(1, sums[g % 2][sizeof(T) - 1], LANES * 4);
   };
   auto scale_sums = [&](int g) TS_LAMBDA {
-    const float* scales = (const float*)(b.data + g * amx_group_bytes(w) + int64_t(LANES) * w.group);
-    const vf scale = load(scales);
+    const float* scales = (const float*)(panel + (g + 1) * group_bytes) - 2 * LANES;
+    const vf scale = load(scales), least = load(scales + LANES);
     each<R>([&](auto r) TS_LAMBDA {
       __m512i sum = _mm512_load_si512(sums[g % 2][0] + r * LANES);
       if (sizeof(T) == 2) sum = _mm512_add_epi32(_mm512_slli_epi32(sum, 8), _mm512_load_si512(sums[g % 2][sizeof(T) - 1] + r * LANES));
-      acc[r] = add_group(acc[r], {_mm512_cvtepi32_ps(sum)}, scale, a, g * R + r);
+      acc[r] = add_group(acc[r], {_mm512_cvtepi32_ps(sum)}, scale, acts, g * R + r);
+      if (has_min) acc[r] = add_min(acc[r], least, acts, g * R + r);
+      pin(acc[r]);
     });
-    if (w.has_min) each<R>([&](auto r) TS_LAMBDA { acc[r] = add_min(acc[r], load(scales + LANES), a, g * R + r); });
   };
   forget();  // what was written is what the unit reads
   int g = 0;
-  for (; g + 2 <= b.steps; g += 2) {  // two at a time, since sums take long to come back
+  for (; g + 2 <= steps; g += 2) {  // two at a time, since sums take long to come back
     multiply(g), multiply(g + 1);
     scale_sums(g), scale_sums(g + 1);
   }
-  if (g < b.steps) multiply(g), scale_sums(g);
+  if (g < steps) multiply(g), scale_sums(g);
   keep(acc, c);
 }
 

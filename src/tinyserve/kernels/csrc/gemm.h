@@ -11,8 +11,6 @@
 
 namespace {
 
-constexpr int ROW_BLOCK = 128;  // rows that share one pass over a panel; their activations stay in L2
-
 // Quantized activations of a tile of R rows, int8 per group of 32 for u4 weights, int16 per group for int8 weights. Rows lie
 // side by side, so that a tile reads one stream: q[word][R] with 4-byte words along the features, scale and sum [group][R].
 // For the matrix unit (amx.h) q is [group][R][features], of int16 [group][high, low][R][features].
@@ -179,15 +177,14 @@ constexpr int64_t U4_WIDE = LANES * 32 + 2 * LANES * 4;  // a group after wideni
 
 // The low nibbles of 32 bytes, then the high ones.
 TS_INLINE void split_nibbles(const uint8_t* from, uint8_t* to) {
-#if defined(TS_ISA_AVX2) || defined(TS_ISA_AVX512)
-  const __m256i both = _mm256_loadu_si256((const __m256i*)from), low = _mm256_set1_epi8(15);
-  const __m256i first = _mm256_and_si256(both, low), second = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
 #if defined(TS_ISA_AVX512)
-  _mm512_storeu_si512(to, _mm512_inserti64x4(_mm512_castsi256_si512(first), second, 1));  // as it will be read: in one piece
-#else
-  _mm256_storeu_si256((__m256i*)to, first);
-  _mm256_storeu_si256((__m256i*)(to + 32), second);
-#endif
+  const __m512i both = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)from));
+  const __m512i shifts = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(4), 1);
+  _mm512_storeu_si512(to, _mm512_and_si512(_mm512_srlv_epi16(both, shifts), _mm512_set1_epi8(15)));
+#elif defined(TS_ISA_AVX2)
+  const __m256i both = _mm256_loadu_si256((const __m256i*)from), low = _mm256_set1_epi8(15);
+  _mm256_storeu_si256((__m256i*)to, _mm256_and_si256(both, low));
+  _mm256_storeu_si256((__m256i*)(to + 32), _mm256_and_si256(_mm256_srli_epi16(both, 4), low));
 #else
   for (int i = 0; i < 32; ++i) {
     to[i] = from[i] & 15;
@@ -198,12 +195,13 @@ TS_INLINE void split_nibbles(const uint8_t* from, uint8_t* to) {
 
 // Widen a panel once, to be used by many rows: nibbles to bytes (columns 0-7 then 8-15 in each run), scales to f32.
 inline void widen_u4(const Weight& w, const uint8_t* panel, uint8_t* wide) {
-  const int64_t scale_bytes = LANES * (w.f16_scale ? 2 : 4);
-  for (int g = 0; g < w.k / 32; ++g, panel += group_bytes(w), wide += U4_WIDE) {
+  const bool f16 = w.f16_scale;  // a copy, since bytes that are written might be the weight's
+  const int64_t bytes = group_bytes(w), scale_bytes = LANES * (f16 ? 2 : 4);
+  for (int g = w.k / 32; g > 0; --g, panel += bytes, wide += U4_WIDE) {
     for (int j = 0; j < 8; ++j) split_nibbles(panel + 32 * j, wide + 64 * j);
     float* f = (float*)(wide + LANES * 32);
-    store(f, load_scale(panel + U4_VALUES, w.f16_scale));
-    store(f + LANES, load_scale(panel + U4_VALUES + scale_bytes, w.f16_scale));
+    store(f, load_scale(panel + U4_VALUES, f16));
+    store(f + LANES, load_scale(panel + U4_VALUES + scale_bytes, f16));
   }
 }
 

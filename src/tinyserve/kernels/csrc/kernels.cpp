@@ -10,7 +10,7 @@
 
 namespace {
 
-static_assert(PANEL == LANES && KEY_PARTITION == PARTITION && MAX_ROWS_PER_TASK == ROW_BLOCK && SPLIT_MAX_ROWS == TILE_ROWS && WIDE_FEATURES == FLOAT_BLOCK &&
+static_assert(PANEL == LANES && KEY_PARTITION == PARTITION && SPLIT_MAX_ROWS == TILE_ROWS && WIDE_FEATURES == FLOAT_BLOCK &&
                   LEAST_TILE_ROWS <= U4_ROWS && LEAST_TILE_ROWS <= INT8_ROWS,
               "tasks.h and the kernels agree");
 
@@ -27,7 +27,8 @@ struct RowBlock {
   int first, rows;
   Layout layout;
   RowBlock(const Op& op, const Run& run, int block)
-      : first(block * ROW_BLOCK), rows(std::min(ROW_BLOCK, rows_of(op, *run.step) - first)), layout(layout_of(op.weight, rows, run.amx)) {}
+      : first(block * block_rows(op, run.amx)), rows(std::min(block_rows(op, run.amx), rows_of(op, *run.step) - first)),
+        layout(layout_of(op.weight, rows, run.amx)) {}
   Acts acts(const Op& op, const Run& run) const {
     const Weight& w = op.weight;
     if (!is_quantized(w)) return {};
@@ -39,10 +40,11 @@ struct RowBlock {
 // A tile, or a run of its groups, row by row into the layout that the tile will read.
 void quantize(const Op& op, const Run& run, int task) {
   const Weight& w = op.weight;
-  const RowBlock block(op, run, task / QUANTIZE_TASKS);
+  const int tasks = quantize_tasks(op, run.amx);
+  const RowBlock block(op, run, task / tasks);
   const Tiles tiles(block.rows, block.layout.tile_rows);
   const int parts = ceil_div(block.rows, LEAST_TILE_ROWS) / tiles.count, groups = w.k / w.group;
-  const int tile = task % QUANTIZE_TASKS / parts, part = task % QUANTIZE_TASKS % parts;
+  const int tile = task % tasks / parts, part = task % tasks % parts;
   if (tile >= tiles.count) return;
   const int first = tiles.first(tile), begin = groups * part / parts, end = groups * (part + 1) / parts;
   const Acts acts = block.acts(op, run);
@@ -69,12 +71,12 @@ TS_INLINE void finish_unit(const Op& op, int unit, int row, vf x, const float* u
 
 void linear(const Op& op, const Run& run, int task, uint8_t* scratch) {
   const Weight& w = op.weight;
-  const LinearGrid grid(op, rows_of(op, *run.step), run.threads);
+  const LinearGrid grid(op, rows_of(op, *run.step), run.threads, run.amx);
   const RowBlock block(op, run, task / grid.chunks);
   const int begin = task % grid.chunks * grid.units_per_task, end = std::min(grid.units, begin + grid.units_per_task);
   float* c = (float*)scratch;
-  float* up = c + ROW_BLOCK * LANES;
-  uint8_t* wide = (uint8_t*)(up + ROW_BLOCK * LANES);
+  float* up = c + MAX_BLOCK_ROWS * LANES;
+  uint8_t* wide = (uint8_t*)(up + MAX_BLOCK_ROWS * LANES);
   const Acts acts = block.acts(op, run);
   const float* x = op.in.data + block.first * op.in.stride;
   const int64_t bytes = panel_bytes(w);

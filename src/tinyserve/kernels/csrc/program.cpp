@@ -106,7 +106,7 @@ int64_t scratch_bytes(const std::vector<Op>& ops) {
   int64_t most = 0;
   for (const Op& op : ops) {
     if (op.kind == LINEAR) {
-      int64_t bytes = 2 * MAX_ROWS_PER_TASK * PANEL * 4;
+      int64_t bytes = 2 * MAX_BLOCK_ROWS * PANEL * 4;
       if (is_quantized(op.weight)) bytes += PANEL * (op.weight.k + 8 * (op.weight.k / op.weight.group));
       else bytes += WIDE_FEATURES * PANEL * 4;
       most = std::max(most, bytes);
@@ -165,7 +165,7 @@ class Program : public Job {
     const int row_tasks = rows == 0 ? 0 : ceil_div(rows, rows_per_task(op, rows));
     if (op.kind == LINEAR) {
       if (is_quantized(op.weight)) stages_.push_back({i, 0, ceil_div(rows, LEAST_TILE_ROWS)});
-      const LinearGrid grid(op, rows, threads_);
+      const LinearGrid grid(op, rows, threads_, run_.amx);
       stages_.push_back({i, 1, grid.row_blocks * grid.chunks});
     } else if (op.kind == ATTENTION) {
       stages_.push_back({i, 0, static_cast<int>(plan_.tasks.size()) * op.num_kv_heads});

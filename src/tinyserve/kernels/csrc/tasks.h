@@ -7,7 +7,7 @@
 #include "abi.h"
 
 constexpr int PANEL = 16;           // output columns of a weight panel
-constexpr int MAX_ROWS_PER_TASK = 128;  // a linear task's rows
+constexpr int MAX_BLOCK_ROWS = 256;
 constexpr int WIDE_FEATURES = 128;  // of float weights, widened at a time
 constexpr int SPLIT_MAX_ROWS = 24;  // a sequence with at most this many query rows may have its partitions run apart
 constexpr int KEY_PARTITION = 256;
@@ -18,16 +18,20 @@ inline int rows_of(const Op& op, const Step& step) { return op.rows == TOKENS ? 
 inline bool is_quantized(const Weight& w) { return w.format == INT8 || w.format == U4; }
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+// Rows of a block of a linear operation, which share one pass over each panel of weights. Their activations should stay in L2,
+// which is large where there is a matrix unit.
+inline int block_rows(const Op& op, bool amx) { return amx && op.weight.format == U4 ? MAX_BLOCK_ROWS : 128; }
+
 // A linear operation's grid: row blocks x runs of panels.
 struct LinearGrid {
   int units;           // panels, or gate/up pairs of panels
   int units_per_task;
   int chunks;          // tasks of one row block
   int row_blocks;
-  LinearGrid(const Op& op, int rows, int threads) {
+  LinearGrid(const Op& op, int rows, int threads, bool amx) {
     const int panels = ceil_div(op.weight.n, PANEL);
     units = op.silu_mul ? panels / 2 : panels;
-    row_blocks = ceil_div(rows, MAX_ROWS_PER_TASK);
+    row_blocks = ceil_div(rows, block_rows(op, amx));
     units_per_task = std::max(1, units / (threads * 8));
     chunks = ceil_div(units, units_per_task);
   }
@@ -36,7 +40,7 @@ struct LinearGrid {
 // Quantizing a linear operation's activations, by row blocks: as many tasks as a block could have tiles at most. A task
 // is a tile, or a run of a tile's groups: two threads that write to the same lines of memory would wait for each other.
 constexpr int LEAST_TILE_ROWS = 4;
-constexpr int QUANTIZE_TASKS = MAX_ROWS_PER_TASK / LEAST_TILE_ROWS;  // of a whole row block
+inline int quantize_tasks(const Op& op, bool amx) { return block_rows(op, amx) / LEAST_TILE_ROWS; }  // of a whole row block
 
 // Row-wise operations: a few rows a task, so that small steps stay on one thread and large ones spread. A row's keys go to as
 // many lines of memory as a head has features: two rows are worth a thread, but neighbours of a prompt write to the same lines.
