@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from helpers.native import require_native
 
-from tinyserve.bench import attention, ceilings, kernels, step_overhead, studies
+from tinyserve.bench import attention, ceilings, common, kernels, step_overhead, studies
 from tinyserve.bench.simulate import StepModel
 from tinyserve.kernels import abi
 from tinyserve.kernels.native import NativeBackend
+from tinyserve.kernels.select import BACKEND_VARIABLE
 from tinyserve.models.synthetic import synthetic_config
 
 
@@ -24,6 +25,15 @@ def result_of(main: Any, arguments: list[str], tmp_path: Path) -> dict[str, Any]
     result: dict[str, Any] = json.loads(text)
     assert result["command"].startswith("python -m tinyserve.bench.")
     return result
+
+
+def test_a_result_names_the_kernels_that_were_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_native()
+    best, *others = abi.variants()[0]
+    assert common.machine()["kernels"] == best
+    for name, shown in (("numpy", "numpy"), *((f"native:{v}", v) for v in others)):
+        monkeypatch.setenv(BACKEND_VARIABLE, name)
+        assert common.machine()["kernels"] == shown
 
 
 def test_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tinyserve
-from tinyserve.kernels.abi import variants
+from tinyserve.kernels.select import choose_backend
 from tinyserve.kernels.threads import default_threads
 
 # name -> (model, quantization): random weights in the shape of real models
@@ -68,11 +68,13 @@ def ints(text: str) -> list[int]:
 
 
 def machine(variant: str | None = None) -> dict[str, Any]:
-    """What ran it, in as far as it bears on speed."""
+    """What ran it, in as far as it bears on speed. `variant`: the kernels, where the caller chose
+    them (default: what an engine would choose).
+    """
     return {
         "processor": _processor(),
         "threads": default_threads()[0],
-        "kernels": variant or _best_variant(),
+        "kernels": variant or choose_backend().variant,
         "python": platform.python_version(),
         "tinyserve": tinyserve.__version__,
         "date": datetime.now(timezone.utc).date().isoformat(),
@@ -82,13 +84,6 @@ def machine(variant: str | None = None) -> dict[str, Any]:
 def shown_model(name: str) -> str:
     """A model's name, of a file or folder without where it lies."""
     return Path(name).name if Path(name).exists() else name
-
-
-def _best_variant() -> str | None:
-    try:
-        return variants()[0][0]
-    except OSError:
-        return None
 
 
 def _processor() -> str:
