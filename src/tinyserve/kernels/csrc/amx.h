@@ -53,7 +53,7 @@ inline void widen_for_amx(const Weight& w, const uint8_t* panel, uint8_t* wide) 
     for (int64_t i = 0; i < values; i += 64) _mm512_storeu_si512(wide + i, _mm512_permutexvar_epi16(order, _mm512_loadu_si512(panel + i)));
     float* f = (float*)(wide + values);
     store(f, load_scale(panel + values, w.f16_scale));
-    if (w.has_min) store(f + LANES, load_scale(panel + values + LANES * (w.f16_scale ? 2 : 4), w.f16_scale));
+    if (w.has_min) store(f + LANES, load_scale(panel + values + scale_bytes(w), w.f16_scale));
   }
 }
 

@@ -26,7 +26,7 @@ inline void embed_row(const Weight& w, int32_t token, float* out) {
   for (int g = 0; g < w.k / w.group; ++g, panel += group_bytes(w), out += w.group) {
     float scale[LANES], least[LANES] = {};
     store(scale, load_scale(panel + values, w.f16_scale));
-    if (w.has_min) store(least, load_scale(panel + values + LANES * (w.f16_scale ? 2 : 4), w.f16_scale));
+    if (w.has_min) store(least, load_scale(panel + values + scale_bytes(w), w.f16_scale));
     for (int i = 0; i < w.group; ++i) {
       const int q = w.format == U4
                         ? (panel[32 * (i / 4) + 4 * (column & 7) + i % 4] >> (column < 8 ? 0 : 4)) & 15

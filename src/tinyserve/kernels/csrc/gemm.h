@@ -20,9 +20,11 @@ struct Acts {
   float* sum;  // scale * sum of q
 };
 
+// The scales of a group, one a column; minima, where there are any, follow them and are as long.
+TS_INLINE int64_t scale_bytes(const Weight& w) { return LANES * (w.f16_scale ? 2 : 4); }
 TS_INLINE int64_t group_bytes(const Weight& w) {
   const int64_t values = w.format == U4 ? int64_t(LANES) * w.group / 2 : int64_t(LANES) * w.group;
-  return values + LANES * (w.f16_scale ? 2 : 4) * (w.has_min ? 2 : 1);
+  return values + scale_bytes(w) * (w.has_min ? 2 : 1);
 }
 TS_INLINE int64_t panel_bytes(const Weight& w) {
   if (w.format == F32) return int64_t(w.k) * LANES * 4;
@@ -196,12 +198,12 @@ TS_INLINE void split_nibbles(const uint8_t* from, uint8_t* to) {
 // Widen a panel once, to be used by many rows: nibbles to bytes (columns 0-7 then 8-15 in each run), scales to f32.
 inline void widen_u4(const Weight& w, const uint8_t* panel, uint8_t* wide) {
   const bool f16 = w.f16_scale;  // a copy, since bytes that are written might be the weight's
-  const int64_t bytes = group_bytes(w), scale_bytes = LANES * (f16 ? 2 : 4);
+  const int64_t bytes = group_bytes(w), scales = scale_bytes(w);
   for (int g = w.k / 32; g > 0; --g, panel += bytes, wide += U4_WIDE) {
     for (int j = 0; j < 8; ++j) split_nibbles(panel + 32 * j, wide + 64 * j);
     float* f = (float*)(wide + LANES * 32);
     store(f, load_scale(panel + U4_VALUES, f16));
-    store(f + LANES, load_scale(panel + U4_VALUES + scale_bytes, f16));
+    store(f + LANES, load_scale(panel + U4_VALUES + scales, f16));
   }
 }
 
@@ -244,14 +246,13 @@ inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
         asm("" : "+x"(s0[r]), "+x"(s1[r]));
       });
     });
-    const int64_t scale_bytes = LANES * (w.f16_scale ? 2 : 4);
     vf scale, least;
     if (WIDE) {
       scale = load((const float*)(panel + LANES * 32));
       least = load((const float*)(panel + LANES * 32) + LANES);
     } else {
       scale = load_scale(panel + U4_VALUES, w.f16_scale);
-      least = load_scale(panel + U4_VALUES + scale_bytes, w.f16_scale);
+      least = load_scale(panel + U4_VALUES + scale_bytes(w), w.f16_scale);
     }
     each<R>([&](auto r) TS_LAMBDA {
       const vf sum = {_mm256_cvtepi32_ps(_mm256_madd_epi16(s0[r], ones)), _mm256_cvtepi32_ps(_mm256_madd_epi16(s1[r], ones))};
@@ -289,9 +290,8 @@ inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
         s[r] = _mm512_dpbusd_epi32(s[r], values, _mm512_set1_epi32(word));
       }
     }
-    const int64_t scale_bytes = LANES * (w.f16_scale ? 2 : 4);
     const vf scale = WIDE ? load((const float*)(panel + LANES * 32)) : load_scale(panel + U4_VALUES, w.f16_scale);
-    const vf least = WIDE ? load((const float*)(panel + LANES * 32) + LANES) : load_scale(panel + U4_VALUES + scale_bytes, w.f16_scale);
+    const vf least = WIDE ? load((const float*)(panel + LANES * 32) + LANES) : load_scale(panel + U4_VALUES + scale_bytes(w), w.f16_scale);
     for (int r = 0; r < R; ++r) {
       if (!WIDE) s[r] = _mm512_srav_epi32(s[r], shifts);
       acc[r] = add_group(acc[r], {_mm512_cvtepi32_ps(s[r])}, scale, a, g * R + r);
@@ -309,7 +309,6 @@ inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   const Weight& w = b.w;
   const uint8_t* panel = b.data;
   const int64_t step = WIDE ? U4_WIDE : group_bytes(w);
-  const int64_t scale_bytes = LANES * (w.f16_scale ? 2 : 4);
   vf acc[R];
   begin(b, c, acc);
   for (int g = 0; g < b.steps; ++g, panel += step) {
@@ -327,7 +326,7 @@ inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
           }
       }
     const vf scale = WIDE ? load((const float*)(panel + LANES * 32)) : load_scale(panel + U4_VALUES, w.f16_scale);
-    const vf least = WIDE ? load((const float*)(panel + LANES * 32) + LANES) : load_scale(panel + U4_VALUES + scale_bytes, w.f16_scale);
+    const vf least = WIDE ? load((const float*)(panel + LANES * 32) + LANES) : load_scale(panel + U4_VALUES + scale_bytes(w), w.f16_scale);
     for (int r = 0; r < R; ++r) {
       float f[LANES];
       for (int i = 0; i < LANES; ++i) f[i] = static_cast<float>(sums[r][i]);
@@ -350,7 +349,7 @@ template <int R>
 inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   const Weight& w = b.w;
   const uint8_t* panel = b.data;
-  const int64_t values = int64_t(LANES) * w.group, scale_bytes = LANES * (w.f16_scale ? 2 : 4);
+  const int64_t values = int64_t(LANES) * w.group;
   vf acc[R];
   begin(b, c, acc);
   for (int g = 0; g < b.steps; ++g, panel += group_bytes(w)) {
@@ -373,7 +372,7 @@ inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
     each<R>([&](auto r) TS_LAMBDA {
       const vf sum = {_mm256_cvtepi32_ps(s0[r]), _mm256_cvtepi32_ps(s1[r])};
       acc[r] = add_group(acc[r], sum, scale, a, g * R + r);
-      if (w.has_min) acc[r] = add_min(acc[r], load_scale(panel + values + scale_bytes, w.f16_scale), a, g * R + r);
+      if (w.has_min) acc[r] = add_min(acc[r], load_scale(panel + values + scale_bytes(w), w.f16_scale), a, g * R + r);
     });
   }
   keep(acc, c);
@@ -392,7 +391,7 @@ template <int R>
 inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   const Weight& w = b.w;
   const uint8_t* panel = b.data;
-  const int64_t values = int64_t(LANES) * w.group, scale_bytes = LANES * (w.f16_scale ? 2 : 4);
+  const int64_t values = int64_t(LANES) * w.group;
   vf acc[R];
   begin(b, c, acc);
   for (int g = 0; g < b.steps; ++g, panel += group_bytes(w)) {
@@ -411,7 +410,7 @@ inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
     const vf scale = load_scale(panel + values, w.f16_scale);
     each<R>([&](auto r) TS_LAMBDA {
       acc[r] = add_group(acc[r], {_mm512_cvtepi32_ps(s[r])}, scale, a, g * R + r);
-      if (w.has_min) acc[r] = add_min(acc[r], load_scale(panel + values + scale_bytes, w.f16_scale), a, g * R + r);
+      if (w.has_min) acc[r] = add_min(acc[r], load_scale(panel + values + scale_bytes(w), w.f16_scale), a, g * R + r);
     });
   }
   keep(acc, c);
@@ -424,7 +423,7 @@ template <int R>
 inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   const Weight& w = b.w;
   const uint8_t* panel = b.data;
-  const int64_t values = int64_t(LANES) * w.group, scale_bytes = LANES * (w.f16_scale ? 2 : 4);
+  const int64_t values = int64_t(LANES) * w.group;
   vf acc[R];
   begin(b, c, acc);
   for (int g = 0; g < b.steps; ++g, panel += group_bytes(w)) {
@@ -443,7 +442,7 @@ inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
       float f[LANES];
       for (int i = 0; i < LANES; ++i) f[i] = static_cast<float>(sums[r][i]);
       acc[r] = add_group(acc[r], load(f), scale, a, g * R + r);
-      if (w.has_min) acc[r] = add_min(acc[r], load_scale(panel + values + scale_bytes, w.f16_scale), a, g * R + r);
+      if (w.has_min) acc[r] = add_min(acc[r], load_scale(panel + values + scale_bytes(w), w.f16_scale), a, g * R + r);
     }
   }
   keep(acc, c);
