@@ -24,7 +24,7 @@ namespace {
 
 constexpr auto SPIN = std::chrono::microseconds(50);
 
-// Sleep until *word != seen; wake everybody who sleeps on it. A futex where there is one.
+// wait: sleep until *word != seen. wake: wake all threads that sleep on it. A futex on Linux, else a condition variable.
 class Gate {
  public:
   void wait(std::atomic<uint32_t>& word, uint32_t seen) {
@@ -97,7 +97,7 @@ class Pool {
     done_.store(0, std::memory_order_relaxed);
     open_from(0, 0);
     take_part(0);
-    // Nobody may still be looking at the job when it goes out of scope. Who is may need this processor to leave.
+    // The job goes out of scope: wait until no worker reads it any more. A descheduled one may need this processor, so yield.
     for (int spins = 0; inside_.load() != 0; ++spins) {
       pause_cpu();
       if (spins > 1000) std::this_thread::yield();
@@ -126,7 +126,7 @@ class Pool {
     }
   }
 
-  // Open the next stage that has tasks for several threads, or the end. A lone task is done here and now: nobody need be told.
+  // Open the next stage that has several tasks, or the end. A single task is run here at once, which saves waking the others.
   void open_from(int stage, int thread) {
     Job* job = job_.load(std::memory_order_relaxed);
     const int last = last_.load(std::memory_order_relaxed);

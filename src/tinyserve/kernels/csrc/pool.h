@@ -1,6 +1,6 @@
 // One process-wide thread pool. A job is a list of stages, each a number of independent tasks; a stage begins when
 // every task of the one before it has ended. Threads take tasks from one atomic ticket, so a thread that the
-// kernel has put aside delays nobody unless it holds a task.
+// operating system has descheduled delays the others only while it holds a task.
 #pragma once
 #include <cstdint>
 
