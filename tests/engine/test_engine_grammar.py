@@ -12,7 +12,7 @@ import pytest
 from helpers.fake_engine import VOCAB, FakeEngine, generate_alone, roomy_engine
 from numpy.typing import NDArray
 
-from tinyserve.engine.draw_rows import draw_of
+from tinyserve.engine.kernel_draws import draw_of
 from tinyserve.engine.sampling import SampleRow, SamplingParams
 from tinyserve.errors import RequestError
 from tinyserve.spec.proposer import Draft, Known

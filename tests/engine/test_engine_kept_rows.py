@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyserve.engine.batch import BatchBuilder
-from tinyserve.engine.draw_rows import draws_of, extended
+from tinyserve.engine.kernel_draws import draws_of, extended
 from tinyserve.engine.plan import Chunk
 from tinyserve.engine.sampling import SampleRow, SamplingParams
 from tinyserve.kernels.ops import Batch, KVLayout

@@ -16,8 +16,8 @@ from tiny_tokenizers import (
 
 from tinyserve.errors import ModelLoadError
 from tinyserve.text.gguf_tokenizer import PRE_TOKENIZERS, build_gguf_tokenizer
-from tinyserve.text.spec import GGUFVocab, TokenizerSpec
 from tinyserve.text.tokenizer import Tokenizer
+from tinyserve.text.tokenizer_spec import GGUFVocab, TokenizerSpec
 
 GOLDEN = Path(__file__).parent / "data" / "smollm2_tokens.json"
 

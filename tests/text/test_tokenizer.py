@@ -21,8 +21,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from tinyserve.errors import ModelLoadError, RequestError
-from tinyserve.text.spec import TokenizerSpec
 from tinyserve.text.tokenizer import Tokenizer
+from tinyserve.text.tokenizer_spec import TokenizerSpec
 
 EOT_ID, BOS_ID, EOS_ID = 0, 1, 2
 BYTE_LEVEL, SENTENCEPIECE = byte_level(), sentencepiece()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tiny_tokenizers import byte_level_backend, gguf_byte_level, gguf_sentencepiece
 
-from tinyserve.text.spec import GGUFVocab, TokenizerSpec
 from tinyserve.text.tokenizer import Tokenizer
+from tinyserve.text.tokenizer_spec import GGUFVocab, TokenizerSpec
 
 SAMPLE = "<|im_start|>hello world 123 é 😀\n"
 

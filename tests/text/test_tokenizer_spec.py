@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tinyserve.errors import ModelLoadError
-from tinyserve.text.spec import GGUFVocab, TokenizerSpec
+from tinyserve.text.tokenizer_spec import GGUFVocab, TokenizerSpec
 
 
 def write(folder: Path, **files: Any) -> Path:

@@ -12,8 +12,8 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
 from tinyserve.text.gguf_tokenizer import build_gguf_tokenizer
-from tinyserve.text.spec import GGUFVocab, TokenizerSpec
 from tinyserve.text.tokenizer import Tokenizer
+from tinyserve.text.tokenizer_spec import GGUFVocab, TokenizerSpec
 
 EOT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 SPECIALS = (EOT, IM_START, IM_END)

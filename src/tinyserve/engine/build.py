@@ -42,9 +42,9 @@ from tinyserve.models.weights import resolve_kv_dtype
 from tinyserve.spec.drafter import Drafter
 from tinyserve.text.grammar import GrammarCompiler
 from tinyserve.text.message_format import MessageFormat
-from tinyserve.text.spec import TokenizerSpec
 from tinyserve.text.template import read_chat_template
 from tinyserve.text.tokenizer import Tokenizer
+from tinyserve.text.tokenizer_spec import TokenizerSpec
 
 logger = logging.getLogger("tinyserve")
 

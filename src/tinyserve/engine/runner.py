@@ -14,7 +14,7 @@ import numpy as np
 
 from tinyserve.config import CacheConfig, ModelOptions, SchedulerConfig
 from tinyserve.engine.batch import BatchBuilder
-from tinyserve.engine.draw_rows import draws_of
+from tinyserve.engine.kernel_draws import draws_of
 from tinyserve.engine.memory import resident_memory
 from tinyserve.engine.plan import StepPlan
 from tinyserve.engine.sampling import SampledToken, SampleRow

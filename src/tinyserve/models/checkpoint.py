@@ -16,7 +16,7 @@ from typing import Protocol
 from tinyserve.errors import ModelLoadError
 from tinyserve.kernels.formats import F32, Weight
 from tinyserve.models.config import ModelConfig
-from tinyserve.text.spec import TokenizerSpec
+from tinyserve.text.tokenizer_spec import TokenizerSpec
 
 logger = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from tinyserve.kernels.formats import F32, to_bf16
 from tinyserve.models.checkpoint import Checkpoint
 from tinyserve.models.config import ModelConfig, RopeConfig
 from tinyserve.models.hf_config import read_model_config
-from tinyserve.text.cache import load_backend
-from tinyserve.text.spec import TokenizerSpec
 from tinyserve.text.tokenizer import Tokenizer
+from tinyserve.text.tokenizer_cache import load_backend
+from tinyserve.text.tokenizer_spec import TokenizerSpec
 
 _MODEL_TYPES = {
     "LlamaForCausalLM": "llama",

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from tinyserve.errors import ModelLoadError
 from tinyserve.models.gguf_file import StringArray
 from tinyserve.models.gguf_metadata import Metadata
-from tinyserve.text.spec import GGUFVocab, TokenizerSpec
+from tinyserve.text.tokenizer_spec import GGUFVocab, TokenizerSpec
 
 # Special tokens that end a turn or a text wherever they exist: ChatML, Llama 3 (turn, tool call,
 # text), Phi, GPT-2. Files name one id as EOS, often the wrong one of several; llama.cpp keeps a

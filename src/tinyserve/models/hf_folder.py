@@ -23,7 +23,7 @@ from tinyserve.models.safetensors_loader import (
     find_files,
     open_tensors,
 )
-from tinyserve.text.spec import TokenizerSpec
+from tinyserve.text.tokenizer_spec import TokenizerSpec
 
 _FINGERPRINTED = (
     "config.json",

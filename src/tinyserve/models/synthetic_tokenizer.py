@@ -11,7 +11,7 @@ import itertools
 import string
 from collections.abc import Iterator
 
-from tinyserve.text.spec import GGUFVocab, TokenizerSpec
+from tinyserve.text.tokenizer_spec import GGUFVocab, TokenizerSpec
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 BOS_ID, EOS_ID = 1, 2

@@ -15,9 +15,9 @@ from typing import Any
 
 import pydantic_core
 
-from tinyserve.server.blocks import Block, BlockEvent, BlockReader, Kind, Step
 from tinyserve.server.chat_context import ChatContext
 from tinyserve.server.choice_reader import ChoiceReader
+from tinyserve.server.content_blocks import Block, BlockEvent, BlockReader, Kind, Step
 from tinyserve.server.deltas import Delta, DeltaMaker, Usage
 from tinyserve.server.errors import HTTPFailure
 from tinyserve.server.messages_errors import error_body

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tinyserve.server.blocks import Block, Kind
+from tinyserve.server.content_blocks import Block, Kind
 from tinyserve.server.deltas import ScoredToken, Usage
 from tinyserve.server.responses_body import ResponsesRequest
 from tinyserve.server.responses_tools import ToolSet, custom_input

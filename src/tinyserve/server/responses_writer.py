@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from json.encoder import encode_basestring as quote
 from typing import Any
 
-from tinyserve.server.blocks import Block, BlockEvent, BlockReader, Kind, Step
 from tinyserve.server.chat_context import ChatContext
 from tinyserve.server.choice_reader import ChoiceReader
+from tinyserve.server.content_blocks import Block, BlockEvent, BlockReader, Kind, Step
 from tinyserve.server.deltas import Delta, DeltaMaker, ScoredToken, Usage
 from tinyserve.server.errors import HTTPFailure
 from tinyserve.server.responses_object import (

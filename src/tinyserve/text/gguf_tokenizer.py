@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tinyserve.errors import ModelLoadError
-from tinyserve.text.spec import GGUFVocab
+from tinyserve.text.tokenizer_spec import GGUFVocab
 
 if TYPE_CHECKING:
     import tokenizers

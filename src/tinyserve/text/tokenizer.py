@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 from tinyserve.errors import ModelLoadError, RequestError
 from tinyserve.text.detokenizer import IncrementalDetokenizer
 from tinyserve.text.pieces import TokenPieces
-from tinyserve.text.spec import TokenizerSpec
 from tinyserve.text.template import ChatTemplate
+from tinyserve.text.tokenizer_spec import TokenizerSpec
 
 if TYPE_CHECKING:
     import tokenizers
@@ -58,7 +58,7 @@ class Tokenizer:
         Without a fingerprint nothing is cached. Raises ModelLoadError for a missing, damaged or
         unsupported tokenizer.
         """
-        from tinyserve.text.cache import load_backend
+        from tinyserve.text.tokenizer_cache import load_backend
 
         return cls(load_backend(spec, cache_dir, fingerprint), spec)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tinyserve.errors import ModelLoadError
-from tinyserve.text.spec import TokenizerSpec
+from tinyserve.text.tokenizer_spec import TokenizerSpec
 
 if TYPE_CHECKING:
     import tokenizers
