@@ -9,7 +9,6 @@ how weights are packed.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tinyserve.kernels.formats import F32
@@ -81,32 +80,24 @@ class Decoder:
         return tuple(name for name, _ in counts.most_common())
 
 
-def _named(architecture: str) -> Callable[[type[Decoder]], type[Decoder]]:
-    def register(cls: type[Decoder]) -> type[Decoder]:
-        ARCHITECTURES[architecture] = cls
-        return cls
-
-    return register
-
-
-ARCHITECTURES: dict[str, type[Decoder]] = {}
-
-
-@_named("LlamaForCausalLM")
 class LlamaForCausalLM(Decoder):
     """Llama 2 and 3, SmolLM2, TinyLlama and kin."""
 
 
-@_named("MistralForCausalLM")
 class MistralForCausalLM(Decoder):
     """Llama with an optional sliding window."""
 
 
-@_named("Qwen2ForCausalLM")
 class Qwen2ForCausalLM(Decoder):
     """Biases on queries, keys and values."""
 
 
-@_named("Qwen3ForCausalLM")
 class Qwen3ForCausalLM(Decoder):
     """RMS norms on each head of queries and keys."""
+
+
+# Hugging Face's class name (`ModelConfig.architecture`) -> our class.
+ARCHITECTURES: dict[str, type[Decoder]] = {
+    cls.__name__: cls
+    for cls in (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+}

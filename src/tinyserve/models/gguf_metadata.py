@@ -17,6 +17,7 @@ from tinyserve.models.gguf_file import GGUFFile, StringArray
 from tinyserve.models.gguf_types import SUPPORTED
 from tinyserve.models.layout import check_config
 
+# `general.architecture` -> Hugging Face's class name; Mistral's files say "llama".
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",

@@ -27,13 +27,13 @@ from tinyserve.models.hf_fields import (
 from tinyserve.models.hf_rope import max_positions, read_rope
 from tinyserve.models.layout import check_config
 
-ARCHITECTURES = (
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
-_BY_MODEL_TYPE = {"llama": 0, "mistral": 1, "qwen2": 2, "qwen3": 3}
+# `model_type` -> class name; either identifies the architecture.
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # These say nothing once an author has asked for greedy decoding.
@@ -129,13 +129,14 @@ def _architecture(data: Json, source: str) -> str:
     named = strings(data, "architectures", source)
     kind = data.get("model_type")
     for name in named:
-        if name in ARCHITECTURES:
+        if name in ARCHITECTURES.values():
             return name
-    if not named and isinstance(kind, str) and kind in _BY_MODEL_TYPE:
-        return ARCHITECTURES[_BY_MODEL_TYPE[kind]]
+    if not named and isinstance(kind, str) and kind in ARCHITECTURES:
+        return ARCHITECTURES[kind]
     found = ", ".join(named) or f"model_type {kind!r}"
+    supported = ", ".join(ARCHITECTURES.values())
     raise ModelLoadError(
-        f"{source}: architecture {found} is not supported (supported: {', '.join(ARCHITECTURES)})"
+        f"{source}: architecture {found} is not supported (supported: {supported})"
     )
 
 
