@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tinyserve.config import (
     SECTIONS,
@@ -25,6 +26,13 @@ ROOT = Path(__file__).parents[2]
 
 def test_default_yaml_is_the_defaults() -> None:
     assert TinyServeConfig.from_yaml(ROOT / "configs" / "default.yaml") == TinyServeConfig()
+
+
+def test_default_yaml_lists_every_key() -> None:
+    sections = yaml.safe_load((ROOT / "configs" / "default.yaml").read_text())
+    listed = [f"{section}.{key}" for section, keys in sections.items() for key in keys]
+    short_forms = {"spec.speculative_config"}  # several of the others in one
+    assert listed == [s.key for s in all_settings() if s.key not in short_forms]
 
 
 def test_default_yaml_has_the_keys_of_the_definition() -> None:
