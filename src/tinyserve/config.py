@@ -296,7 +296,7 @@ class SpecConfig:
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """The HTTP server and the limits at its door."""
+    """The HTTP server, and the limits that it puts on requests."""
 
     SECTION: ClassVar[str] = "server"
 
@@ -305,7 +305,9 @@ class ServerConfig:
     uds: str | None = setting(None, "path of a Unix socket to listen on instead of host and port")
     root_path: str = setting("", "path under which a proxy publishes the server, e.g. /llm")
     api_key: tuple[str, ...] = setting(
-        (), "keys that clients must present on every route but /health", secret=True
+        (),
+        "keys of which clients must present one, except on /health, /ping and the page itself",
+        secret=True,
     )
     api_key_file: str | None = setting(None, "file with further keys, one a line; # is a comment")
     served_model_name: tuple[str, ...] = setting(
@@ -433,12 +435,12 @@ class TinyServeConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TinyServeConfig:
         """From nested mappings such as {"cache": {"block_size": 32}}. Raises ConfigError."""
-        return _build(_spread(layer_from_mapping(values, "configuration", SECTIONS)))
+        return _build(_expand_spec(layer_from_mapping(values, "configuration", SECTIONS)))
 
     @classmethod
     def from_yaml(cls, path: str | os.PathLike[str]) -> TinyServeConfig:
         """From a YAML file; sections and keys may be left out. Raises ConfigError."""
-        return _build(_spread(layer_from_yaml(path, SECTIONS)))
+        return _build(_expand_spec(layer_from_yaml(path, SECTIONS)))
 
     @classmethod
     def resolve(
@@ -458,8 +460,8 @@ class TinyServeConfig:
         layers.append(layer_from_dotted(overrides or {}, SECTIONS))
         merged: Layer = {}
         for layer in layers:
-            _spread(layer)
-            _retract(merged, layer)
+            _expand_spec(layer)
+            _drop_overridden_cache_size(merged, layer)
             for section, entries in layer.items():
                 merged.setdefault(section, {}).update(entries)
         return _build(merged)
@@ -480,7 +482,7 @@ class TinyServeConfig:
             if name not in homes:
                 raise ConfigError(f"unknown setting {name!r}" + did_you_mean(name, homes))
             changed.setdefault(homes[name], {})[name] = value
-        _spread(changed)
+        _expand_spec(changed)
         if changed.get("cache", {}).get("kv_cache_memory") is not None:
             changed["cache"].setdefault("num_blocks", None)
         replaced = {s: dataclasses.replace(getattr(self, s), **v) for s, v in changed.items()}
@@ -503,8 +505,10 @@ def all_settings() -> list[Setting]:
     return [s for section in SECTIONS.values() for s in settings_of(section).values()]
 
 
-def _retract(below: Layer, above: Layer) -> None:
-    """A source that sizes the KV-cache one way takes back the other way of a weaker source."""
+def _drop_overridden_cache_size(below: Layer, above: Layer) -> None:
+    """`num_blocks` and `kv_cache_memory` exclude each other: where a stronger source sets one, the
+    other is removed from the weaker ones.
+    """
     cache, new = below.get("cache", {}), above.get("cache", {})
     if new.get("kv_cache_memory") is not None and "num_blocks" not in new:
         cache.pop("num_blocks", None)
@@ -512,9 +516,9 @@ def _retract(below: Layer, above: Layer) -> None:
         cache.pop("kv_cache_memory", None)
 
 
-def _spread(layer: Layer) -> Layer:
-    """Say in full what one source says of speculation, in place: `speculative_config` becomes the
-    settings it holds; a draft model implies its method, and a method implies `enabled`.
+def _expand_spec(layer: Layer) -> Layer:
+    """Complete one source's settings of speculation, in place: `speculative_config` is replaced by
+    the settings it holds; a draft model implies its method, and a method implies `enabled`.
 
     Raises ConfigError where the source contradicts itself.
     """

@@ -90,7 +90,7 @@ def cache_from_budget(
     is_number = isinstance(kv_cache_gb, int | float) and not isinstance(kv_cache_gb, bool)
     if not is_number or not 0 < kv_cache_gb < math.inf:
         raise ConfigError(f"kv_cache_gb must be a positive number of GiB, got {kv_cache_gb!r}")
-    # The looks upward from here, and only when a whole model is given instead of its shape.
+    # The only imports of a higher part, and only where a whole model is given, not its shape.
     if isinstance(model, str):
         model = importlib.import_module("tinyserve.models.checkpoint").load_checkpoint(model)
     if kv_cache_dtype == "auto" and hasattr(model, "tensors"):

@@ -225,7 +225,7 @@ def _read(declared: Setting, value: Any) -> Any:
             return value
         if isinstance(value, list):
             lists = [parse_text(declared, text) for text in value]
-            if not all(lists):  # --api-key "$KEY" without a KEY must not open the door
+            if not all(lists):  # --api-key "$KEY" without a KEY must not mean "no key"
                 raise ConfigError(f"{declared.key} is given, but empty")
             return tuple(item for items in lists for item in items)
         return checked(declared, parse_text(declared, value))

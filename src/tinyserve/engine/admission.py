@@ -1,4 +1,4 @@
-"""The door: a request is settled into a `Job`, or refused because it could never run.
+"""Admission: checks and completes a request into a `Job`, or refuses what could never run.
 
 Owns every check that needs the model's limits or the pool's size, and what is decided once per
 request (seed, length limit, stop ids). Whatever passes can run alone in an empty pool, so the

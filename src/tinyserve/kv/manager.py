@@ -1,4 +1,4 @@
-"""The scheduler's only door to the KV-cache.
+"""`KVManager`: the only interface between the scheduler and the KV-cache.
 
 Owns the bookkeeping of blocks, prefix cache and swap arena, and the transfers that a step must
 carry out. Knows tokens and counts, not requests, priorities or phases.
