@@ -18,7 +18,7 @@ from helpers.fake_service import SpeakingRunner, assert_idle, runner_of
 from tinyserve.engine.build import Engine
 from tinyserve.server.app import create_app
 from tinyserve.server.bridge import EngineBridge
-from tinyserve.server.listen import doors
+from tinyserve.server.listen import duplicates
 from tinyserve.server.run import GracefulServer, web_settings
 from tinyserve.server.state import ServerState
 
@@ -126,7 +126,9 @@ def live(
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     listener.bind(("127.0.0.1", 0))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    thread = threading.Thread(target=server.run, kwargs={"sockets": doors(listener)}, daemon=True)
+    thread = threading.Thread(
+        target=server.run, kwargs={"sockets": duplicates(listener)}, daemon=True
+    )
     thread.start()
     wait_for(lambda: server.started)
     with httpx.Client(base_url=url, timeout=30) as client:

@@ -339,8 +339,8 @@ def test_what_claude_code_sends(served: Live, caplog: pytest.LogCaptureFixture) 
         "user-agent": "claude-cli/2.0",
     }
     assert served.state.service is not None
-    served.state.service._notes.clear()  # each is said once only
-    served.state.service._known_strangers.clear()
+    served.state.service._logged_messages.clear()  # each is said once only
+    served.state.service._logged_fields.clear()
     with caplog.at_level(logging.INFO, logger="tinyserve.server"):
         response = served.client.post(f"{PATH}?beta=true", json=body, headers=headers)
         counted = dict(body)

@@ -289,8 +289,8 @@ def test_api_01_what_codex_sends(served: Live, caplog: pytest.LogCaptureFixture)
         {"type": "message", "role": "user", "content": text},
     ]  # fmt: skip
     assert served.state.service is not None
-    served.state.service._notes.clear()  # each is said once only
-    served.state.service._known_strangers.clear()
+    served.state.service._logged_messages.clear()  # each is said once only
+    served.state.service._logged_fields.clear()
     with caplog.at_level(logging.INFO, logger="tinyserve.server"):
         response = served.post(
             PATH, model="tinyserve", instructions="You are", input=items, tools=tools,

@@ -41,19 +41,21 @@ class Endpoints:
 
     all: list[Endpoint] = field(default_factory=list)
 
-    def get(self, path: str, **told: Any) -> Callable[[Handler], Handler]:
-        return self._adder("GET", path, told)
+    def get(self, path: str, **fields: Any) -> Callable[[Handler], Handler]:
+        return self._adder("GET", path, fields)
 
-    def post(self, path: str, **told: Any) -> Callable[[Handler], Handler]:
-        return self._adder("POST", path, told)
+    def post(self, path: str, **fields: Any) -> Callable[[Handler], Handler]:
+        return self._adder("POST", path, fields)
 
     def routes(self) -> list[Route]:
         """As they are served; where one answers GET, it answers HEAD too."""
         return [NamedRoute(e.path, e.handler, methods=[e.method]) for e in self.all]
 
-    def _adder(self, method: str, path: str, told: dict[str, Any]) -> Callable[[Handler], Handler]:
+    def _adder(
+        self, method: str, path: str, fields: dict[str, Any]
+    ) -> Callable[[Handler], Handler]:
         def add(handler: Handler) -> Handler:
-            self.all.append(Endpoint(method, path, handler, **told))
+            self.all.append(Endpoint(method, path, handler, **fields))
             return handler
 
         return add

@@ -32,7 +32,7 @@ class Entry(Generic[T]):
 
 
 # One client's entries at one level, by serial number, oldest first. A linked list: the front of a
-# plain dict from which much was deleted is slow to find.
+# plain dict is slow to find once many entries were deleted from it.
 Line = OrderedDict[int, Entry[T]]
 
 

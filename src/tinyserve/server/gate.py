@@ -3,7 +3,7 @@
 Checking and tokenizing a request takes the event loop some milliseconds. A hundred that came at
 once would take them in a row, while `/health` and every stream wait. The gate lets one in for each
 round of the loop; the others wait before it, in an order that is fair between clients, and where
-too many do, they are refused. Of requests that come apart it takes no notice.
+too many do, they are refused. A request that comes alone passes at once.
 """
 
 from __future__ import annotations

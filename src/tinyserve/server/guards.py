@@ -1,4 +1,4 @@
-"""Who may come in: the key at the door, and the names under which the server may be addressed.
+"""Who may use the server: API keys, and the host names under which it may be addressed.
 
 Plain ASGI around the whole application, so that no route is added past them. `KeyGuard` refuses by
 default: what needs no key is listed here. Keys are compared in constant time, each with every one.
@@ -38,7 +38,7 @@ def load_keys(config: ServerConfig) -> tuple[str, ...]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"server.api_key_file: cannot read it: {error}") from None
     keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
-    if not keys:  # an empty file must not open the door
+    if not keys:  # an empty file must not mean "no key needed"
         raise ConfigError(f"server.api_key_file: no key in {config.api_key_file}")
     return (*config.api_key, *keys)
 

@@ -1,4 +1,4 @@
-"""HTTP odds and ends: reading a body within its limits, and who the client is."""
+"""Helpers for HTTP requests: reading a body within its limits, API keys, and who the client is."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ MAX_VALUES = 1 << 18  # in one body; JSON of millions of them would hold up the 
 BODY_TIMEOUT_S = 60.0  # for a body to arrive, whatever its size
 
 
-async def read_json(request: Request, limit: int) -> bytes:
-    """The body of a JSON request, chunked or not.
+async def read_body(request: Request, limit: int) -> bytes:
+    """The bytes of a JSON request's body, chunked or not; they are parsed elsewhere.
 
     Raises HTTPError 415, 413 or 408, ClientGoneError.
     """
@@ -104,7 +104,7 @@ def client_of(request: Request, user: str | None) -> str:
 
 
 def request_id_header(request: Request) -> list[tuple[bytes, bytes]]:
-    """X-Request-Id goes back as it came, if it is fit to."""
+    """The request's X-Request-Id, to be sent back, if it is short and printable."""
     value = request.headers.get("x-request-id", "")
     if 0 < len(value) <= 128 and value.isascii() and value.isprintable():
         return [(b"x-request-id", value.encode())]
@@ -112,7 +112,7 @@ def request_id_header(request: Request) -> list[tuple[bytes, bytes]]:
 
 
 class RootPath:
-    """Serves under a path that a proxy put before, whether or not it took it away again."""
+    """Serves under a path prefix of a proxy, whether or not the proxy strips it."""
 
     def __init__(self, app: App, root_path: str) -> None:
         self._app = app

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from tinyserve.config import ServerConfig
 from tinyserve.errors import ConfigError
 
-# A client that has vanished without a word, or takes nothing of what was sent, is given up by the
-# kernel after these, whatever the application still knows of it.
+# The kernel closes the connection of a client that has vanished (keep-alive probes), or that does
+# not acknowledge what was sent, after so many seconds.
 KEEPALIVE_S = 60
 UNACKNOWLEDGED_S = 120
-NUM_DOORS = 16
+NUM_DUPLICATES = 16
 
 
 @contextlib.contextmanager
@@ -33,15 +33,15 @@ def listening(config: ServerConfig) -> Iterator[socket.socket]:
                 os.unlink(config.uds)
 
 
-def doors(listener: socket.socket) -> list[socket.socket]:
-    """The listener several times over, in its place; to be closed by whoever gets them.
+def duplicates(listener: socket.socket) -> list[socket.socket]:
+    """NUM_DUPLICATES of the listening socket, for the caller to close; itself it is closed here.
 
-    uvloop takes one connection from each socket in a round of the event loop. Through one door a
-    crowd would come in so slowly that `/health`, behind it, waits for seconds.
+    uvloop accepts one connection from each socket per round of the event loop. With a single
+    socket, `/health` would wait for seconds behind a crowd of new connections.
     """
-    opened = [listener.dup() for _ in range(NUM_DOORS)]
-    listener.close()  # or the port would stay open when the doors are closed
-    return opened
+    copies = [listener.dup() for _ in range(NUM_DUPLICATES)]
+    listener.close()  # or the port would stay open after the copies are closed
+    return copies
 
 
 def url_of(config: ServerConfig, listener: socket.socket) -> str:
@@ -69,7 +69,7 @@ def raise_file_limit() -> None:
 def _tcp(host: str, port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    _expect_signs_of_life(listener)
+    _set_timeouts(listener)
     try:
         listener.bind((host, port))
     except (OSError, UnicodeError) as error:
@@ -81,8 +81,8 @@ def _tcp(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _expect_signs_of_life(listener: socket.socket) -> None:
-    """Accepted connections inherit these (Linux; elsewhere what there is of them)."""
+def _set_timeouts(listener: socket.socket) -> None:
+    """Keep-alive and time-outs, which accepted connections inherit; where the system has them."""
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
         ("TCP_KEEPIDLE", KEEPALIVE_S),
@@ -96,7 +96,7 @@ def _expect_signs_of_life(listener: socket.socket) -> None:
 
 
 def _unix(path: str) -> socket.socket:
-    """Whoever may write to the socket's file may connect: by the umask, its owner."""
+    """Who may write to the socket's file may connect; the umask decides that."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         _remove_stale(path)

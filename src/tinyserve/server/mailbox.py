@@ -30,8 +30,8 @@ class Mailbox:
 
     While `is_held` (its reader waits for a client that does not read) outputs of more than
     `max_held` bytes, estimated, make it full: `on_full` is called once, an error is put, and
-    further outputs are thrown away. `on_full` must not hold whoever holds the mailbox: such a
-    circle would be left to the garbage collector, for every request.
+    further outputs are thrown away. `on_full` must not refer to the mailbox's owner: each request
+    would leave a reference cycle to the garbage collector.
     """
 
     __slots__ = ("_events", "_is_full", "_max_held", "_on_full", "_size", "_waiter", "is_held")

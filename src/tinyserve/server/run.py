@@ -31,7 +31,7 @@ from tinyserve.server.collector import Collector
 from tinyserve.server.connection import Connection
 from tinyserve.server.guards import HostGuard, host_rule
 from tinyserve.server.http import App
-from tinyserve.server.listen import doors, listening, raise_file_limit, url_of
+from tinyserve.server.listen import duplicates, listening, raise_file_limit, url_of
 from tinyserve.server.state import ServerState
 
 logger = logging.getLogger("tinyserve.server")
@@ -74,7 +74,7 @@ def serve(
         url = url_of(config, listener)
         server = GracefulServer(settings, state)
         state.on_load_error = server.give_up
-        server.run(sockets=doors(listener))
+        server.run(sockets=duplicates(listener))
     if state.load_error is not None:
         raise state.load_error
     if state.death is not None:

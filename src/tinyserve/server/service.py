@@ -1,7 +1,7 @@
-"""`Service`: what the routes do, without HTTP: from a checked body to a job for the engine and
-back.
+"""`Service`: what the routes do, without HTTP: turns a parsed request body into a `Prepared`, which
+is a job for the engine and a writer for its answer.
 
-One per served model. Holds the names it answers to and the limits at the door; no state of
+One per served model. Holds the names it answers to and what has been logged once; no state of
 requests.
 """
 
@@ -23,8 +23,7 @@ from tinyserve.engine.request import EngineRequest
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import UnknownModelError
 from tinyserve.server.best_of import BestOfShape
-from tinyserve.server.chat_context import ChatContext as ChatContext
-from tinyserve.server.chat_context import MakeWriter
+from tinyserve.server.chat_context import ChatContext, MakeWriter
 from tinyserve.server.chat_prompt import chat_context, encode_chat
 from tinyserve.server.chat_shape import ChatShape
 from tinyserve.server.deltas import DeltaMaker, DeltaOptions, PromptPart
@@ -56,7 +55,7 @@ T = TypeVar("T")
 
 ALIAS = "tinyserve"
 INLINE_CHARACTERS = 8192  # longer texts are tokenized off the event loop
-AROUND_MESSAGE = 32  # characters that a chat template writes around each message, about
+TEMPLATE_CHARACTERS = 32  # that a chat template adds to each message, about
 
 
 @dataclass(frozen=True)
@@ -94,8 +93,8 @@ class Service:
     def __post_init__(self) -> None:
         named = self.engine.config.server.served_model_name
         self.names = tuple(dict.fromkeys(named)) or (self.engine.model_name,)
-        self._known_strangers: set[str] = set()
-        self._notes: set[str] = set()
+        self._logged_fields: set[str] = set()
+        self._logged_messages: set[str] = set()
 
     @property
     def room(self) -> int:
@@ -123,7 +122,7 @@ class Service:
 
     async def completion(self, body: CompletionRequest, client: str) -> Prepared:
         """Check and tokenize a completion. Raises RequestError."""
-        model = self._admit(body, "logprobs", body.logprobs)
+        model = self._check_common(body, "logprobs", body.logprobs)
         check_completion(body)
         fields = body.sampling_fields()
         chooses = body.best_of is not None and body.best_of > (body.n or 1)
@@ -183,7 +182,7 @@ class Service:
         with `id_prefix`. `prompt_ids` is what `encode_chat` gave for `body`, where the caller has
         needed it already.
         """
-        model = self._admit(body, "top_logprobs", body.top_logprobs)
+        model = self._check_common(body, "top_logprobs", body.top_logprobs)
         check_chat(body)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         fields = body.sampling_fields()
@@ -218,12 +217,12 @@ class Service:
         """The prompt of a conversation, as token ids. Raises RequestError."""
         return await self.off_loop_if(prompt_size(body), encode_chat, self.engine, body)
 
-    def _admit(self, body: GenerationRequest, param: str, num_logprobs: int | None) -> str:
-        """What both routes check first; the served name of the model."""
+    def _check_common(self, body: GenerationRequest, param: str, num_logprobs: int | None) -> str:
+        """The checks that completions and chats share; returns the served name of the model."""
         model = self.resolve_model(body.model)
         limit = self.engine.config.server.max_logprobs
         check_limits(body, {param: num_logprobs, "prompt_logprobs": body.prompt_logprobs}, limit)
-        self._note_strangers((body.model_extra or {}).keys())
+        self._log_unknown((body.model_extra or {}).keys())
         return model
 
     def _prepared(
@@ -241,11 +240,11 @@ class Service:
         requests: list[EngineRequest] = []
         parts: list[PromptPart] = []
         for i, (ids, echo) in enumerate(zip(*prompts, strict=True)):
-            kept = self._kept(ids, body, params)
+            kept = self._truncated(ids, body, params)
             request = self.engine.intake.request(
                 f"{group}-{i}",
                 kept,
-                self._fitting(params, body, len(kept)),
+                self._with_default_length(params, body, len(kept)),
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
                 speculative=body.speculative is not False,
@@ -279,24 +278,28 @@ class Service:
     ) -> str:
         if not body.echo:
             return ""
-        kept = self._kept(ids, body, params)
+        kept = self._truncated(ids, body, params)
         if isinstance(prompt, str) and len(kept) == len(ids):
             return prompt
         return self.engine.intake.tokenizer.decode(
             kept, skip_special_tokens=params.skip_special_tokens
         )
 
-    def _fitting(
+    def _with_default_length(
         self, params: SamplingParams, body: GenerationRequest, num_prompt: int
     ) -> SamplingParams:
-        """A length that the client has not named shrinks to the room, rather than be refused."""
+        """`params`, whose default `max_tokens` shrinks to the room that the prompt leaves; one that
+        the client has named is kept, and refused later if it does not fit.
+        """
         default = params.max_tokens
         room = max(self.room - num_prompt, params.min_tokens, 1)
         if default is None or default <= room or "max_tokens" in body.sampling_fields():
             return params
         return replace(params, max_tokens=room)
 
-    def _kept(self, ids: list[int], body: GenerationRequest, params: SamplingParams) -> list[int]:
+    def _truncated(
+        self, ids: list[int], body: GenerationRequest, params: SamplingParams
+    ) -> list[int]:
         """The prompt, or its end where the client has asked for that (-1: what leaves room)."""
         keep = body.truncate_prompt_tokens
         if keep == -1:
@@ -317,21 +320,21 @@ class Service:
         The `skipped` have another name or no place there; unless `harmless`, they are logged once.
         """
         extra = body.model_extra or {}
-        self._note_strangers(skipped & extra.keys())
+        self._log_unknown(skipped & extra.keys())
         return {k: v for k, v in extra.items() if k not in skipped and k not in harmless}
 
-    def _note_strangers(self, names: Set[str]) -> None:
-        """One log line for each unknown field that turns up, however often it does."""
-        new = names - KNOWN_AND_HARMLESS - self._known_strangers
-        if new and len(self._known_strangers) < 1000:
-            self._known_strangers |= new
+    def _log_unknown(self, names: Set[str]) -> None:
+        """Log each unknown field the first time that a request has it."""
+        new = names - KNOWN_AND_HARMLESS - self._logged_fields
+        if new and len(self._logged_fields) < 1000:
+            self._logged_fields |= new
             shown = ", ".join(repr(name[:64]) for name in itertools.islice(sorted(new), 20))
             logger.info("ignoring unknown request fields: %s (said once)", shown)
 
-    def note(self, message: str) -> None:
-        """Log something that clients may do often, once."""
-        if message not in self._notes and len(self._notes) < 1000:
-            self._notes.add(message)
+    def log_once(self, message: str) -> None:
+        """Log `message` the first time only: clients may cause it with every request."""
+        if message not in self._logged_messages and len(self._logged_messages) < 1000:
+            self._logged_messages.add(message)
             logger.info("%s (said once)", message)
 
 
@@ -345,7 +348,7 @@ def _own_names(body: ChatRequest) -> dict[str, str]:
 
 def prompt_size(body: ChatRequest) -> int:
     """About how many characters the prompt will have, and its grammar."""
-    size = AROUND_MESSAGE * len(body.messages)
+    size = TEMPLATE_CHARACTERS * len(body.messages)
     size += sum(len(m.content) for m in body.messages if isinstance(m.content, str))
     others = [m.content for m in body.messages if not isinstance(m.content, str)]
     calls = [m.tool_calls for m in body.messages if m.tool_calls]

@@ -69,14 +69,16 @@ class Session:
                 handle.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
-            self._watcher = None  # whose exception, in its end, holds the frame that holds this
+            self._watcher = (
+                None  # a reference cycle otherwise: its exception holds frames that hold us
+            )
 
     def hold(self, is_held: bool) -> None:
         """The client must first take what was sent; what the engine says meanwhile is kept."""
         self._mailbox.is_held = is_held
 
     def watch(self, receive: Receive, *, ticks: bool = False) -> None:
-        """Notice the client's leaving; with `ticks`, also every quarter minute that passes."""
+        """Notice the client's leaving; with `ticks`, also wake up every PING_INTERVAL_S seconds."""
         self._watcher = asyncio.get_running_loop().create_task(self._watch(receive))
         if ticks:
             self._tick_later()

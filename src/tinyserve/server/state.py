@@ -62,8 +62,10 @@ class ServerState:
         return self.bridge.death if self.bridge is not None else self._last_death
 
     def stop(self) -> None:
-        """Part from the engine: where somebody has asked for the document, a cache of FastAPI's
-        keeps the routes, and so this, for as long as the process lives.
+        """Stop the engine's thread and drop the engine.
+
+        Merely forgetting the application would not free it: once `/openapi.json` was asked for, a
+        cache of FastAPI's keeps the routes, and so this object, until the process ends.
         """
         self.observer.stop()
         if self.bridge is not None:

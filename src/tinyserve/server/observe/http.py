@@ -1,7 +1,7 @@
-"""`HTTPMeter`: counts HTTP requests at the door, and says when each came.
+"""`HTTPMeter`: counts HTTP requests, and notes when each came.
 
-The outermost layer, so that refusals by the layers below are counted too. Labels are bounded: a
-handler is the template of its route, never a path that a client made up.
+The outermost ASGI layer, so that refusals by the layers below are counted too. Labels are bounded:
+a handler is the template of its route, never a path that a client made up.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tinyserve.server.session import Receive
 ARRIVAL = "tinyserve.arrival"  # key in the scope: time.monotonic when the request came
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
 GONE = 499  # as nginx says of a client that left before its answer
-NO_HANDLER = "none"  # no route was reached: refused at the door, or unknown
+NO_HANDLER = "none"  # no route was reached: refused before routing, or unknown
 
 SECONDS = (
     *(0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0),

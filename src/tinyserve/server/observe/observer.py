@@ -1,4 +1,4 @@
-"""`Observer`: one per application; gathers what the engine thread and the door have recorded.
+"""`Observer`: one per application; gathers what the engine thread and the HTTP layer have recorded.
 
 Lives on the event loop. The engine thread only appends records to its `TimedCore`; the observer
 takes them out after each step's outputs were delivered, every second, and whenever somebody looks.

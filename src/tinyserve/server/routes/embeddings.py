@@ -8,7 +8,7 @@ from starlette.responses import Response
 from tinyserve.server.answer import collect
 from tinyserve.server.embeddings import EmbeddingRequest, embedding_answer, embedding_job
 from tinyserve.server.endpoints import Endpoints
-from tinyserve.server.http import client_of, read_json, request_id_header
+from tinyserve.server.http import client_of, read_body, request_id_header
 from tinyserve.server.protocol import read_model
 from tinyserve.server.state import ServerState
 
@@ -17,7 +17,7 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
     @routes.post("/v1/embeddings", body=EmbeddingRequest)
     async def embeddings(request: Request) -> Response:
         service, bridge = state.ready()
-        body = read_model(EmbeddingRequest, await read_json(request, state.config.max_body_size))
+        body = read_model(EmbeddingRequest, await read_body(request, state.config.max_body_size))
         model = service.resolve_model(body.model)
         job = await embedding_job(service, body, client_of(request, body.user))
         deltas = await collect(state, bridge, request, job)

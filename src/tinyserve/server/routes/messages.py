@@ -12,7 +12,7 @@ from tinyserve.server.answer import answer, json_response
 from tinyserve.server.chat_context import ChatContext
 from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.fitting import with_room_left
-from tinyserve.server.http import client_of, read_json
+from tinyserve.server.http import client_of, read_body
 from tinyserve.server.json_node import renamed
 from tinyserve.server.messages_body import CountRequest, MessagesRequest
 from tinyserve.server.messages_errors import prompt_too_long
@@ -36,7 +36,7 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
     @routes.post("/v1/messages", body=MessagesRequest)
     async def messages(request: Request) -> Response:
         service, bridge = state.ready()
-        body = read_model(MessagesRequest, await read_json(request, state.config.max_body_size))
+        body = read_model(MessagesRequest, await read_body(request, state.config.max_body_size))
         service.resolve_model(body.model)
         messages_body.check(body)
         with renamed(_names(body)):
@@ -46,7 +46,7 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
     @routes.post("/v1/messages/count_tokens", body=CountRequest)
     async def count_tokens(request: Request) -> Response:
         service, _ = state.ready()
-        body = read_model(CountRequest, await read_json(request, state.config.max_body_size))
+        body = read_model(CountRequest, await read_body(request, state.config.max_body_size))
         service.resolve_model(body.model)
         with renamed(_NAMES):
             chat = as_chat_request(_fields(service, body))
@@ -92,7 +92,7 @@ def _fields(service: Service, body: CountRequest) -> dict[str, Any]:
         fields["continue_final_message"] = True
     functions, left_out = messages_body.read_tools(body.tools)
     for kind in sorted(left_out):
-        service.note(f"/v1/messages: leaving out {kind[:64]!r}, which this server cannot offer")
+        service.log_once(f"/v1/messages: leaving out {kind[:64]!r}, which this server cannot offer")
     names = [f["function"]["name"] for f in functions]
     choice, is_parallel = messages_body.read_choice(body.tool_choice, names)
     if functions:

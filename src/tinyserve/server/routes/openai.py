@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from tinyserve.server.answer import answer
 from tinyserve.server.endpoints import Endpoints
-from tinyserve.server.http import client_of, read_json
+from tinyserve.server.http import client_of, read_body
 from tinyserve.server.protocol import ChatRequest, CompletionRequest, parse_body
 from tinyserve.server.state import ServerState
 
@@ -16,13 +16,13 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
     @routes.post("/v1/completions", body=CompletionRequest)
     async def completions(request: Request) -> Response:
         service, bridge = state.ready()
-        body = parse_body(CompletionRequest, await read_json(request, state.config.max_body_size))
+        body = parse_body(CompletionRequest, await read_body(request, state.config.max_body_size))
         prepared = await service.completion(body, client_of(request, body.user))
         return await answer(state, bridge, request, prepared)
 
     @routes.post("/v1/chat/completions", body=ChatRequest)
     async def chat_completions(request: Request) -> Response:
         service, bridge = state.ready()
-        body = parse_body(ChatRequest, await read_json(request, state.config.max_body_size))
+        body = parse_body(ChatRequest, await read_body(request, state.config.max_body_size))
         prepared = await service.chat(body, client_of(request, body.user))
         return await answer(state, bridge, request, prepared)

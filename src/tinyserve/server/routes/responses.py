@@ -11,7 +11,7 @@ from tinyserve.server.answer import answer, json_response
 from tinyserve.server.chat_context import ChatContext
 from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.fitting import as_it_is, without_oldest
-from tinyserve.server.http import client_of, read_json
+from tinyserve.server.http import client_of, read_body
 from tinyserve.server.json_node import Node, renamed
 from tinyserve.server.protocol import ChatRequest, as_chat_request, read_model
 from tinyserve.server.responses_body import (
@@ -47,7 +47,7 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
     @routes.post("/v1/responses", body=ResponsesRequest)
     async def responses(request: Request) -> Response:
         service, bridge = state.ready()
-        body = read_model(ResponsesRequest, await read_json(request, state.config.max_body_size))
+        body = read_model(ResponsesRequest, await read_body(request, state.config.max_body_size))
         client = client_of(request, body.user or body.safety_identifier)
         service.resolve_model(body.model)
         refuse_unserved(body)
@@ -59,7 +59,7 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
     async def input_tokens(request: Request) -> Response:
         """How many tokens the prompt of such a request has."""
         service, _ = state.ready()
-        body = read_model(ResponsesRequest, await read_json(request, state.config.max_body_size))
+        body = read_model(ResponsesRequest, await read_body(request, state.config.max_body_size))
         service.resolve_model(body.model)
         refuse_unserved(body)
         with renamed(_names(body)):
@@ -73,7 +73,7 @@ async def _prepared(service: Service, body: ResponsesRequest, client: str) -> Pr
     fit = without_oldest if body.truncation == "auto" else as_it_is
     fitted = await fit(service, chat)
     if fitted.num_dropped:
-        service.note("truncation: auto has left out the oldest messages of a conversation")
+        service.log_once("truncation: auto has left out the oldest messages of a conversation")
 
     def make_writer(context: ChatContext) -> Writer:
         response = ResponseObject(context.identity, body, tools, fitted.num_dropped)
@@ -91,7 +91,9 @@ async def _prepared(service: Service, body: ResponsesRequest, client: str) -> Pr
 def _chat_request(service: Service, body: ResponsesRequest, tools: ToolSet) -> ChatRequest:
     messages, left_out = read_input(body.input, body.instructions, tools)
     for kind in sorted(left_out | tools.left_out):
-        service.note(f"/v1/responses: leaving out {kind[:64]!r}, which this server cannot offer")
+        service.log_once(
+            f"/v1/responses: leaving out {kind[:64]!r}, which this server cannot offer"
+        )
     choice = read_choice(body.tool_choice, tools)
     extra = service.passed_on(body, NOT_PASSED_ON)
     fields: dict[str, Any] = {

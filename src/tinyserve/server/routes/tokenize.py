@@ -15,7 +15,7 @@ from tinyserve.errors import RequestError
 from tinyserve.server.answer import json_response
 from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.extensions import FAST
-from tinyserve.server.http import read_json
+from tinyserve.server.http import read_body
 from tinyserve.server.protocol import ChatRequest, as_chat_request, parse_body, read_model
 from tinyserve.server.service import Service
 from tinyserve.server.state import ServerState
@@ -66,7 +66,7 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
     @routes.post("/tokenize", body=TokenizeRequest)
     async def tokenize(request: Request) -> Response:
         service, _ = state.ready()
-        body = read_model(TokenizeRequest, await read_json(request, limit))
+        body = read_model(TokenizeRequest, await read_body(request, limit))
         service.resolve_model(body.model)
         ids = await _ids(service, body)
         text_of = service.engine.intake.tokenizer.token_text
@@ -77,7 +77,7 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
     @routes.post("/detokenize", body=DetokenizeRequest)
     async def detokenize(request: Request) -> Response:
         service, _ = state.ready()
-        body = read_model(DetokenizeRequest, await read_json(request, limit))
+        body = read_model(DetokenizeRequest, await read_body(request, limit))
         service.resolve_model(body.model)
         _check_ids(body.tokens, service.engine.intake.limits.vocab_size)
         decode = service.engine.intake.tokenizer.decode
@@ -106,7 +106,7 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
     async def render(request: Request) -> Response:
         """The prompt of a chat request, as the model would read it."""
         service, _ = state.ready()
-        body = parse_body(ChatRequest, await read_json(request, limit))
+        body = parse_body(ChatRequest, await read_body(request, limit))
         service.resolve_model(body.model)
         ids = await service.encode_chat(body)
         decode = service.engine.intake.tokenizer.decode
