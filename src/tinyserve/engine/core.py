@@ -75,7 +75,7 @@ class EngineCore:
             job.sequences.append(Sequence(self._next_seq_id + choice, job, choice))
         self._next_seq_id += request.params.n
         if job.max_len == len(job.prompt_ids) and not job.wanted_positions:
-            self._ready += self._ends(job)
+            self._ready += self._end_all(job)
             job.forget()
             return
         self._jobs[request.request_id] = job
@@ -214,7 +214,7 @@ class EngineCore:
             if job.reader is not None:
                 job.reader.deliver(outputs[0])
         else:
-            outputs = self._ends(job)
+            outputs = self._end_all(job)
         for seq, output in zip(tuple(job.sequences), outputs, strict=True):
             if output.finish_reason is not None:
                 self._release(seq, output.finish_reason)
@@ -237,7 +237,7 @@ class EngineCore:
         output.finish_reason = reason
         return output
 
-    def _ends(self, job: Job) -> list[RequestOutput]:
+    def _end_all(self, job: Job) -> list[RequestOutput]:
         """The only outputs of a job that draws nothing (max_tokens = 0)."""
         outputs = [self._end(seq, "length") for seq in job.sequences]
         if job.reader is not None:

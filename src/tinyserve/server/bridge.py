@@ -286,7 +286,7 @@ class EngineBridge:
         with self._wake:
             self._death = error
             dropped = self._queue.clear()
-        self._stats = _of_the_dead(self._stats)
+        self._stats = _stats_after_death(self._stats)
         self._call_loop(lambda requests: self._on_dropped(requests, "error"), dropped)
         self._call_loop(self.fail_all, EngineDeadError(f"the engine has stopped: {error}"))
 
@@ -314,7 +314,7 @@ def _cancel(future: asyncio.Future[Any]) -> None:
     future.cancel()
 
 
-def _of_the_dead(stats: EngineStats) -> EngineStats:
+def _stats_after_death(stats: EngineStats) -> EngineStats:
     """Gauges of an engine that computes nothing any more: no request is in it."""
     return dataclasses.replace(
         stats,
