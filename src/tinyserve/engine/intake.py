@@ -44,10 +44,11 @@ class ModelLimits:
 
 @dataclass(frozen=True)
 class Intake:
-    """Makes engine requests for one model. `grammars` compiles for it. `sampling_defaults` fill
-    fields a request left out;
-    `pooling` makes the embeddings of requests that name none. `template_kwargs` are the operator's
-    variables of the chat template; `message_format` is how the model writes its answers.
+    """Makes engine requests for one model. `grammars` compiles constraints for it.
+
+    `sampling_defaults` fill fields that a request left out; `pooling` is for embeddings that name
+    none. `template_kwargs` are the operator's variables of the chat template; `message_format` is
+    how the model writes its answers.
     """
 
     tokenizer: Tokenizer

@@ -71,13 +71,13 @@ class EngineRequest:
 
     `priority`: lower runs first. `arrival`: `time.monotonic` when the request came, before it was
     tokenized; earlier runs first, and ties in the order of `add_request`. `queued`: when it began
-    to wait. `cache_salt` separates prefix caches. `client` is whom the fair policy
-    balances. `text` makes the text output of one choice and is called once per choice; None: token
-    ids only. `bad_words_ids`: token sequences that are never completed, `params.bad_words` in the
-    model's tokens. `pooling`: make an embedding of the prompt and no token (`params.max_tokens` is
-    0): the hidden state of its last token, or the mean over its tokens. `speculative` False: no
-    drafts for this request, whatever the engine is set to. `grammar` makes the grammar of one
-    choice, like `text`.
+    to wait. `cache_salt` separates prefix caches. `client`: to whom the fair policy counts it.
+    `text` makes the text output of one choice and is called once per choice; None: token ids only.
+    `bad_words_ids`: token sequences that are never completed, `params.bad_words` in the model's
+    tokens. `pooling`: make an embedding of the prompt and no token (`params.max_tokens` is 0): the
+    hidden state of its last token, or the mean over its tokens. `speculative` False: no drafts for
+    this request, whatever the engine is set to. `grammar` makes the grammar of one choice, like
+    `text`.
     """
 
     request_id: str
@@ -104,8 +104,8 @@ class RequestOutput:
     `stop_token_ids`; None for EOS. `logprobs` has one entry per new token when the request asked
     for them. `prompt_logprobs` comes once, with the first output of choice 0: one entry per prompt
     token, the first None. `num_cached_tokens`: prompt tokens whose KV was found in the prefix
-    cache. `error` says why a choice ended with "error". `embedding`
-    [hidden]: the pooled state after the last norm, not normalised. Lengths count tokens.
+    cache. `error` says why a choice ended with "error". `embedding` [hidden]: the pooled state
+    after the last norm, not normalised. Lengths count tokens.
     """
 
     request_id: str

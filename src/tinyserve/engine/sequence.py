@@ -35,9 +35,9 @@ class Job:
 
     `seed` was drawn if the request had none. `max_len`: known tokens at which a choice ends, from
     max_tokens and the context. `stop_ids` end a choice; `eos_ids` among them without a stop reason.
-    `min_banned` are masked while a choice is shorter than min_tokens. `reader` is
-    given the rows of the prompt that somebody wants to see; None when nobody does. `fault`: why the
-    request cannot go on, found between two steps.
+    `min_banned` are masked while a choice is shorter than min_tokens. `reader` is given the rows of
+    the prompt whose logprobs or hidden states were asked for; None where none were. `fault`: why
+    the request cannot go on, found between two steps.
     """
 
     request: EngineRequest
@@ -79,8 +79,8 @@ class Job:
         return not wanted or wanted.start >= len(self.prompt_ids) - 1
 
     def forget(self) -> None:
-        """All choices are finished: part from them, who point back here, so that all of it is
-        freed with its last user and not by the garbage collector.
+        """All choices are finished: drop the references to them, which refer back to this job, so
+        that no reference cycle is left to the garbage collector.
         """
         self.sequences.clear()
 

@@ -1,8 +1,8 @@
 """`TimedCore`: an engine that writes down what happens, and when.
 
 Stands where `EngineCore` stands and passes every call on. On the engine thread it appends one
-record to a queue for each call, a few microseconds' work; what the records mean is worked out by
-whoever takes them out, on another thread (`chronicle.py`). `collections.deque` is safe for one that
+record to a queue for each call, a few microseconds' work; what the records mean is worked out
+on the thread that takes them out (`chronicle.py`). `collections.deque` is safe for one that
 appends and one that pops. Records hold only what is never changed: requests, plans, outputs,
 numbers. They should be taken out soon: while they lie there, they keep the outputs alive.
 """
@@ -19,7 +19,7 @@ from tinyserve.engine.request import EngineRequest, EngineStats, RequestOutput
 from tinyserve.engine.snapshot import EngineSnapshot
 from tinyserve.engine.work import Lap
 
-MAX_RECORDS = 1 << 16  # kept until somebody takes them; then the oldest are lost
+MAX_RECORDS = 1 << 16  # that wait to be taken out; beyond, the oldest are dropped
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`TraceRecorder`: what every step did, while somebody looks.
+"""`TraceRecorder`: what every step did, while a trace is recorded.
 
 Lives on the engine thread and keeps plain numbers, at most `max_chunks` of them; beyond that it
 only counts what it missed. What a trace viewer wants is made of it elsewhere (`trace_events.py`).

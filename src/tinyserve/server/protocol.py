@@ -235,7 +235,7 @@ _UNSERVED: dict[str, Any] = {
     "logits_processors": None, "custom_logit_processor": None, "lora_path": None,
 }  # fmt: skip
 
-# What other APIs and servers call a field of these. A limit that is not heeded is worse than none.
+# What other APIs and servers call a field of these. A limit that is ignored is worse than none.
 _CALLED_OTHERWISE = {
     "functions": "tools", "function_call": "tool_choice", "stop_sequences": "stop",
     "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens",

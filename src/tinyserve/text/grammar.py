@@ -1,9 +1,10 @@
 """`GrammarCompiler`: constraints on an answer's text, compiled by llguidance within bounds.
 
-Compiling runs on a thread of its own, which the caller waits for up to a time limit: native code
-cannot be stopped, so what takes too long is refused, remembered, and finishes unheard. llguidance
-lets the interpreter go meanwhile, so that streams keep flowing. Its own limits bound the work of
-compiling and of each mask. Nothing is imported or built before the first grammar.
+Compiling runs on a thread of its own, which the caller waits for up to a time limit. Native code
+cannot be stopped: a grammar that takes too long is refused, the refusal is cached, and the thread
+finishes without anybody waiting. llguidance releases the GIL, so that streams keep flowing. Its
+own limits bound the work of compiling and of each mask. Nothing is imported or built before the
+first grammar.
 
 Invariants: the same spec is compiled once at a time; the cache is bounded in number and size, and
 holds refusals too; a grammar is handed out only after it has led somewhere (`_probe`).
@@ -81,7 +82,7 @@ class Grammar:
 
 
 class Pending(Future[Grammar]):
-    """What becomes of one spec; `is_late` once somebody has waited for it in vain."""
+    """The compilation of one spec; `is_late` once a caller has given up waiting for it."""
 
     is_late = False
 

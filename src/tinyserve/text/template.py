@@ -48,7 +48,7 @@ class ChatTemplate:
     """Renders messages. `named` templates serve special uses: "tool_use" when tools are given.
 
     `special_tokens` ("bos_token" and so on) are variables that the template may use. Templates are
-    compiled when first used, so a broken or missing one does not hinder other uses of the model.
+    compiled when first used, so a broken or missing one does not prevent other uses of the model.
     """
 
     def __init__(

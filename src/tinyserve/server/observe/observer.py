@@ -74,7 +74,7 @@ class Observer:
         self._ticker = asyncio.get_running_loop().create_task(self._tick())
 
     def stop(self) -> None:
-        """Part from the engine. May be called from any thread, when the loop is done."""
+        """Drop the engine. May be called from any thread, when the loop is done."""
         if self._ticker is not None:
             self._ticker.get_loop().call_soon_threadsafe(self._ticker.cancel)
         self.core = self._bridge = None
