@@ -17,7 +17,7 @@
 
 namespace {
 
-// Whatever was read from memory is read again from here on: kept in registers, it would push sums out of them.
+// A compiler barrier: what was read before is loaded again after it, rather than kept in registers that the sums need.
 TS_INLINE void forget() { asm volatile("" ::: "memory"); }
 
 // f(0), ..., f(N - 1). Where registers are many numbers wide the indices are constants: arrays of registers then stay in
