@@ -13,11 +13,11 @@ from tinyserve.server.bridge import EngineBridge
 from tinyserve.server.deltas import Delta, DeltaMaker
 from tinyserve.server.errors import HTTPFailure
 from tinyserve.server.http import request_id_header
+from tinyserve.server.json_text import in_pieces, to_json
 from tinyserve.server.observe.http import ARRIVAL
 from tinyserve.server.outlet import Outlet, Readers, SlowReaderError
 from tinyserve.server.service import Prepared
 from tinyserve.server.session import Job, Session
-from tinyserve.server.shapes import in_pieces, to_json
 from tinyserve.server.sse import EventStream
 from tinyserve.server.state import ServerState
 from tinyserve.server.writer import Writer

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tinyserve.server.deltas import Delta, DeltaMaker, ScoredToken
-from tinyserve.server.shapes import CompletionShape
+from tinyserve.server.openai_writer import CompletionWriter
 
 
-class BestOfShape(CompletionShape):
+class BestOfWriter(CompletionWriter):
     """Shows `num_choices` of the choices that its deltas hold, the same share of each prompt's.
 
     The deltas carry logprobs, which are shown only if `shows_logprobs`; with `scores_prompt` they

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tinyserve.server.protocol import ChatRequest
-from tinyserve.server.shapes import Identity
-from tinyserve.server.writer import Writer
+from tinyserve.server.writer import Identity, Writer
 from tinyserve.text.message_format import MessageFormat
 from tinyserve.text.messages import MessageParser
 from tinyserve.text.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ from tinyserve.engine.build import Engine
 from tinyserve.errors import RequestError
 from tinyserve.server.chat_context import ChatContext
 from tinyserve.server.protocol import ChatRequest
-from tinyserve.server.shapes import Identity
+from tinyserve.server.writer import Identity
 from tinyserve.text.message_format import thinking_after
 from tinyserve.text.template import content_text
 from tinyserve.text.tool_use import ToolUse, read_tool_use

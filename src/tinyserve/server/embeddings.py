@@ -20,11 +20,11 @@ from tinyserve.engine.intake import Intake, Prompt, split_prompts
 from tinyserve.errors import RequestError
 from tinyserve.kernels.formats import F32
 from tinyserve.server.deltas import Delta, DeltaMaker, DeltaOptions, PromptPart, Usage
+from tinyserve.server.json_text import in_pieces
 from tinyserve.server.limits import MAX_PRIORITY, MAX_SALT_LENGTH
 from tinyserve.server.protocol import PROMPT_SCHEMA
 from tinyserve.server.service import INLINE_CHARACTERS, Service
 from tinyserve.server.session import Job
-from tinyserve.server.shapes import in_pieces
 
 MAX_INPUTS = 2048  # in one request, as at OpenAI
 INLINE_NUMBERS = 65536  # a longer answer is written off the event loop

@@ -13,7 +13,7 @@ from typing import Any
 from tinyserve.errors import RequestError
 from tinyserve.server.conversation import Conversation, Message
 from tinyserve.server.json_node import Node
-from tinyserve.server.shapes import to_json
+from tinyserve.server.json_text import to_json
 
 # Claude Code puts this line, which changes with every request, before its instructions. Nothing
 # after it could ever be found in the prefix cache.

@@ -20,8 +20,8 @@ from tinyserve.server.choice_reader import ChoiceReader
 from tinyserve.server.content_blocks import Block, BlockEvent, BlockReader, Kind, Step
 from tinyserve.server.deltas import Delta, DeltaMaker, Usage
 from tinyserve.server.errors import HTTPFailure
+from tinyserve.server.json_text import to_json
 from tinyserve.server.messages_errors import error_body
-from tinyserve.server.shapes import to_json
 from tinyserve.text.tool_json import whole_characters
 
 _PIECE = {

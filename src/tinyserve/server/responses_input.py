@@ -13,8 +13,8 @@ from typing import Any
 from tinyserve.errors import RequestError
 from tinyserve.server.conversation import Conversation, Message
 from tinyserve.server.json_node import Node
+from tinyserve.server.json_text import to_json
 from tinyserve.server.responses_tools import ToolSet, custom_arguments
-from tinyserve.server.shapes import to_json
 
 ROLES = ("user", "assistant", "system", "developer")
 

@@ -14,7 +14,7 @@ from tinyserve.server.content_blocks import Block, Kind
 from tinyserve.server.deltas import ScoredToken, Usage
 from tinyserve.server.responses_body import ResponsesRequest
 from tinyserve.server.responses_tools import ToolSet, custom_input
-from tinyserve.server.shapes import Identity
+from tinyserve.server.writer import Identity
 from tinyserve.text.tokenizer import Tokenizer
 
 PREFIXES = {Kind.TEXT: "msg", Kind.REASONING: "rs", Kind.CALL: "fc"}  # of item ids

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tinyserve.server.json_node import Node
-from tinyserve.server.shapes import to_json
+from tinyserve.server.json_text import to_json
 from tinyserve.text.tool_formats import TOOL_NAME
 from tinyserve.text.tool_json import whole_characters
 

@@ -17,6 +17,7 @@ from tinyserve.server.choice_reader import ChoiceReader
 from tinyserve.server.content_blocks import Block, BlockEvent, BlockReader, Kind, Step
 from tinyserve.server.deltas import Delta, DeltaMaker, ScoredToken, Usage
 from tinyserve.server.errors import HTTPFailure
+from tinyserve.server.json_text import to_json
 from tinyserve.server.responses_object import (
     PREFIXES,
     Item,
@@ -26,7 +27,6 @@ from tinyserve.server.responses_object import (
     reasoning_text,
 )
 from tinyserve.server.responses_tools import custom_input
-from tinyserve.server.shapes import to_json
 
 _PIECE = {
     Kind.TEXT: "response.output_text.delta",

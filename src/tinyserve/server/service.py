@@ -22,10 +22,10 @@ from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Prompt
 from tinyserve.engine.request import EngineRequest
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import UnknownModelError
-from tinyserve.server.best_of import BestOfShape
+from tinyserve.server.best_of import BestOfWriter
 from tinyserve.server.chat_context import ChatContext, MakeWriter
 from tinyserve.server.chat_prompt import chat_context, encode_chat
-from tinyserve.server.chat_shape import ChatShape
+from tinyserve.server.chat_writer import ChatWriter
 from tinyserve.server.deltas import DeltaMaker, DeltaOptions, PromptPart
 from tinyserve.server.extensions import Extensions
 from tinyserve.server.json_node import renamed
@@ -36,6 +36,7 @@ from tinyserve.server.limits import (
     check_scores,
     checked_prompts,
 )
+from tinyserve.server.openai_writer import CompletionWriter, WriterOptions
 from tinyserve.server.protocol import (
     KNOWN_AND_HARMLESS,
     ChatRequest,
@@ -43,9 +44,8 @@ from tinyserve.server.protocol import (
     GenerationRequest,
 )
 from tinyserve.server.session import Job
-from tinyserve.server.shapes import CompletionShape, Identity, ShapeOptions
 from tinyserve.server.structured import chat_spec, compiled, size_of, spec_of
-from tinyserve.server.writer import Writer
+from tinyserve.server.writer import Identity, Writer
 from tinyserve.text.grammar import Grammar
 from tinyserve.text.grammar_spec import GrammarSpec
 
@@ -67,14 +67,14 @@ class Prepared:
     is_stream: bool
 
 
-def chat_shape(context: ChatContext) -> Writer:
+def chat_writer(context: ChatContext) -> Writer:
     """The writer of `/v1/chat/completions`."""
-    return ChatShape(context, shape_options(context.body))
+    return ChatWriter(context, writer_options(context.body))
 
 
-def shape_options(body: GenerationRequest) -> ShapeOptions:
+def writer_options(body: GenerationRequest) -> WriterOptions:
     """What a generation request wants to see of its answer."""
-    return ShapeOptions(
+    return WriterOptions(
         usage=body.include_usage,
         continuous_usage=body.continuous_usage,
         token_ids=bool(body.return_token_ids),
@@ -144,15 +144,15 @@ class Service:
         grammar = await self._compiled(await self.off_loop_if(size_of(body), spec_of, body))
         options = DeltaOptions(logprobs, score_prompt, params.skip_special_tokens)
         identity = self._identity("cmpl-", model)
-        make_shape: Callable[..., CompletionShape] = CompletionShape
+        make_writer: Callable[..., CompletionWriter] = CompletionWriter
         if chooses:
-            make_shape = functools.partial(
-                BestOfShape, shows_logprobs=body.logprobs is not None, scores_prompt=score_prompt
+            make_writer = functools.partial(
+                BestOfWriter, shows_logprobs=body.logprobs is not None, scores_prompt=score_prompt
             )
-        shape = make_shape(
+        writer = make_writer(
             self.engine.intake.tokenizer,
             identity,
-            shape_options(body),
+            writer_options(body),
             num_choices=(body.n or 1) * len(encoded),
         )
         return self._prepared(
@@ -161,7 +161,7 @@ class Service:
             params,
             (encoded, texts),
             options,
-            shape,
+            writer,
             identity.response_id,
             grammar=grammar,
         )
@@ -171,7 +171,7 @@ class Service:
         body: ChatRequest,
         client: str,
         *,
-        make_writer: MakeWriter = chat_shape,
+        make_writer: MakeWriter = chat_writer,
         id_prefix: str = "chatcmpl-",
         prompt_ids: list[int] | None = None,
     ) -> Prepared:

@@ -12,14 +12,15 @@ import logging
 
 from tinyserve.server.deltas import DeltaMaker
 from tinyserve.server.errors import HTTPFailure, failure
+from tinyserve.server.json_text import to_json
 from tinyserve.server.messages_errors import in_dialect
 from tinyserve.server.outlet import Outlet, Readers, Scope, Send, SlowReaderError
 from tinyserve.server.session import ClientGoneError, Receive, Session
-from tinyserve.server.shapes import PING, to_json
 from tinyserve.server.writer import Writer
 
 logger = logging.getLogger("tinyserve.server")
 
+PING = b": ping\n\n"  # a comment, which clients pass over (WHATWG HTML, section 9.2)
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),

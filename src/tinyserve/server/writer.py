@@ -7,10 +7,21 @@ reads. One writer serves one response and may keep state; it is called on the ev
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tinyserve.server.deltas import Delta, DeltaMaker, Usage
 from tinyserve.server.errors import HTTPFailure
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What is the same in every chunk of one response."""
+
+    response_id: str
+    created: int
+    model: str
+    fingerprint: str
 
 
 class Writer(Protocol):

@@ -1,4 +1,4 @@
-"""`ChatShape`: the answers of `/v1/chat/completions`, whole and streamed.
+"""`ChatWriter`: the answers of `/v1/chat/completions`, whole and streamed.
 
 Where the model may think or call tools, its text is read into the parts of a message first; a chunk
 then holds one part. Thinking goes into `reasoning_content`, as DeepSeek's API and most clients call
@@ -14,17 +14,18 @@ from typing import Any
 from tinyserve.server.chat_context import ChatContext
 from tinyserve.server.choice_reader import ChoiceReader
 from tinyserve.server.deltas import Delta, DeltaMaker, ScoredToken, Usage, WholeChoice
-from tinyserve.server.shapes import Shape, ShapeOptions, sse, to_json
+from tinyserve.server.json_text import to_json
+from tinyserve.server.openai_writer import OpenAIWriter, WriterOptions, sse
 from tinyserve.text.messages import Message, Part, ReasoningPart, TextPart
 
 
-class ChatShape(Shape):
+class ChatWriter(OpenAIWriter):
     """`/v1/chat/completions`."""
 
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, context: ChatContext, options: ShapeOptions) -> None:
+    def __init__(self, context: ChatContext, options: WriterOptions) -> None:
         num_choices = context.num_choices
         super().__init__(context.tokenizer, context.identity, options, num_choices=num_choices)
         readers = [] if context.is_plain else [ChoiceReader(context) for _ in range(num_choices)]

@@ -1,13 +1,12 @@
-"""The JSON shapes of both routes' answers, whole and streamed.
+"""`OpenAIWriter`: what the answers of completions and chats have in common, whole and streamed.
 
-A shape is the `Writer` of one response: it turns deltas into OpenAI's objects. Frames of a stream
-are built by hand from a prefix that is fixed per response and the JSON of the delta alone; nothing
-is validated per token.
+The `Writer` of one response: it turns deltas into OpenAI's objects. Frames of a stream are built by
+hand from a prefix that is fixed per response and the JSON of the delta alone; nothing is validated
+per token.
 """
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,40 +25,13 @@ from tinyserve.server.deltas import (
     join,
 )
 from tinyserve.server.errors import HTTPFailure
+from tinyserve.server.json_text import to_json
+from tinyserve.server.writer import Identity
 from tinyserve.text.tokenizer import Tokenizer
 
 
-def to_json(value: Any) -> str:
-    """Compact JSON; refuses NaN, which no client could read."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-
-
-def in_pieces(answer: Mapping[str, Any]) -> str:
-    """`to_json(answer)`, list by list: one call for a million numbers would keep the interpreter
-    from the event loop until it is done.
-    """
-    members = []
-    for name, value in answer.items():
-        if isinstance(value, list):
-            text = f"[{','.join(map(to_json, value))}]"
-        else:
-            text = to_json(value)
-        members.append(f"{to_json(name)}:{text}")
-    return f"{{{','.join(members)}}}"
-
-
 @dataclass(frozen=True)
-class Identity:
-    """What is the same in every chunk of one response."""
-
-    response_id: str
-    created: int
-    model: str
-    fingerprint: str
-
-
-@dataclass(frozen=True)
-class ShapeOptions:
+class WriterOptions:
     """What the client wants to see."""
 
     usage: bool = False  # streams: a last chunk with the usage
@@ -81,8 +53,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     return result
 
 
-class Shape(ABC):
-    """One route's way to write an answer."""
+class OpenAIWriter(ABC):
+    """What the writers of both routes share; see `Writer`."""
 
     whole_object: str
     chunk_object: str
@@ -91,7 +63,7 @@ class Shape(ABC):
         self,
         tokenizer: Tokenizer,
         identity: Identity,
-        options: ShapeOptions,
+        options: WriterOptions,
         *,
         num_choices: int = 1,
     ) -> None:
@@ -239,7 +211,7 @@ class Shape(ABC):
         return result
 
 
-class CompletionShape(Shape):
+class CompletionWriter(OpenAIWriter):
     """`/v1/completions`."""
 
     whole_object = "text_completion"
@@ -278,4 +250,3 @@ def sse(chunks: Iterable[str]) -> bytes:
 
 
 DONE = b"data: [DONE]\n\n"
-PING = b": ping\n\n"
