@@ -8,6 +8,7 @@ import openai
 import pytest
 from helpers.fake_service import make_engine
 from helpers.live_server import Live, live
+from helpers.slow_gate import LateGate
 
 
 @pytest.fixture
@@ -90,6 +91,7 @@ def test_errors_have_the_clients_types(client: openai.OpenAI) -> None:
 def test_an_error_in_the_middle_of_a_stream_is_raised() -> None:
     with live(make_engine(), check_idle=False) as served:
         served.runner.says("a" * 100)
+        served.runner.gate = LateGate(3)  # or all might be there before the client has read any
         url = f"{served.base_url}/v1"
         with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
             stream = client.completions.create(
@@ -97,6 +99,7 @@ def test_an_error_in_the_middle_of_a_stream_is_raised() -> None:
             )
             next(iter(stream))
             served.runner.error = RuntimeError("the model fell over")
+            served.runner.gate.set()
             with pytest.raises(openai.APIError, match="engine has stopped"):
                 list(stream)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from helpers.fake_service import make_engine, tokenizer
 from helpers.live_server import Live, live, ok, sse_events, wait_for
+from helpers.slow_gate import LateGate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -254,12 +255,14 @@ def test_http_02_an_error_in_the_middle_is_no_silent_end() -> None:
     engine = make_engine()
     with live(engine, check_idle=False) as served:
         served.runner.says("a" * 100)
+        served.runner.gate = LateGate(3)  # or all might be there before the client has read any
         body = {"prompt": "x", "max_tokens": 100, "stream": True}
         with served.client.stream("POST", COMPLETIONS, json=body) as response:
             text = ""
             for piece in response.iter_text():
                 text += piece
                 served.runner.error = RuntimeError("the model fell over")
+                served.runner.gate.set()
         events = sse_events(text)
         assert "[DONE]" not in events
         error = json.loads(events[-1])["error"]
