@@ -224,9 +224,7 @@ def test_health_while_idle_and_busy(served: Live) -> None:
     served.runner.gate.clear()
     connection = open_request(served, max_tokens=3)
     wait_for(lambda: served.runner.steps > 0 and served.bridge.num_open == 1)
-    started = time.monotonic()
-    assert served.client.get("/health").status_code == 200
-    assert time.monotonic() - started < 5  # it never waits for the step
+    assert served.client.get("/health").status_code == 200  # while the step is held
     served.runner.gate.set()
     assert connection.getresponse().status == 200
 
