@@ -94,7 +94,8 @@ class Side:
             if not self._step():
                 return None
             lap = self.core.lap
-            has_drafts = lap is not None and any(work.draft.token_ids for work in lap.step.work)
+            chunks = lap.step.plan.chunks if lap is not None else ()
+            has_drafts = any(chunk.num_drafts for chunk in chunks)
             self.drafting.append((self.total.wall_s + time.perf_counter() - wall, has_drafts))
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         found = Cost(sum(map(len, self.said.values())) - before, wall, cpu)

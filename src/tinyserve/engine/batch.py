@@ -30,7 +30,7 @@ class BatchBuilder:
 
     def of(self, chunks: Sequence[Chunk]) -> Batch:
         """The chunks, flattened. Nearly every step is decodes, one token and its logits each."""
-        seq_ids, starts, token_ids, blocks, num_logits = zip(*chunks, strict=True)
+        seq_ids, starts, token_ids, blocks, num_logits, _ = zip(*chunks, strict=True)
         tables_have_moved = self._tables.update(seq_ids, blocks)
         if not len(chunks) == sum(map(len, token_ids)) == sum(num_logits):
             self._decodes = None

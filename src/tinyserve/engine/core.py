@@ -15,14 +15,14 @@ from typing import Any
 from tinyserve.config import SchedulerConfig
 from tinyserve.engine.admission import Limits, settle
 from tinyserve.engine.draws import confirmed, read_positions, rows_of, take_tokens
-from tinyserve.engine.plan import Runner
+from tinyserve.engine.plan import Chunk, Runner
 from tinyserve.engine.rejection import DrawRows, draw_coupled
 from tinyserve.engine.request import EngineRequest, EngineStats, FinishReason, RequestOutput
 from tinyserve.engine.sampling import SampledToken
 from tinyserve.engine.scheduler import Scheduler
 from tinyserve.engine.sequence import Job, Sequence, Status
 from tinyserve.engine.snapshot import EngineSnapshot, take_snapshot
-from tinyserve.engine.work import Lap, Work
+from tinyserve.engine.work import Lap
 from tinyserve.errors import RequestError, TinyServeError
 from tinyserve.kv.manager import KVManager
 from tinyserve.spec.drafter import Drafter, Outcome
@@ -105,12 +105,12 @@ class EngineCore:
         planned = self.clock()
         logits = self.runner.run(step.plan)
         ran = self.clock()
-        rows, ends = rows_of(step.work)
+        rows, ends = rows_of(step)
         sampled = self._draw(logits, rows) if rows else []
         drawn = self.clock()
         begin = 0
-        for work, end in zip(step.work, ends, strict=True):
-            outputs += self._commit(work, sampled[begin:end])
+        for seq, chunk, end in zip(step.seqs, step.plan.chunks, ends, strict=True):
+            outputs += self._commit(seq, chunk, sampled[begin:end])
             begin = end
         self._num_steps += 1
         self._num_generation_tokens += sum([len(output.new_token_ids) for output in outputs])
@@ -168,14 +168,15 @@ class EngineCore:
             report.update(self._drafter.memory_report())
         return report
 
-    def _commit(self, work: Work, sampled: list[SampledToken]) -> list[RequestOutput]:
+    def _commit(
+        self, seq: Sequence, chunk: Chunk, sampled: list[SampledToken]
+    ) -> list[RequestOutput]:
         """Count the chunk as computed and give its draws to their sequences."""
-        seq, _, draft = work
-        job, drafts = seq.job, draft.token_ids
+        job = seq.job
         if seq.finish_reason is not None:  # it failed with another choice in this step
             return []
-        if drafts:
-            sampled = confirmed(sampled, drafts)
+        if chunk.num_drafts:
+            sampled = confirmed(sampled, chunk.drafts)
         if job.fault is not None:
             return self._fail(job, job.fault)
         for token in sampled:
@@ -184,7 +185,7 @@ class EngineCore:
         if sampled and job.has_forked:
             output = take_tokens(seq, sampled)
             if self._drafter is not None:
-                self._count_drafts(seq, len(drafts), output)
+                self._count_drafts(seq, chunk.num_drafts, output)
             seq.num_computed = num_computed = len(seq.token_ids) - 1
             if num_computed not in seq.table.tail:
                 self._kv.publish(seq.table, seq.token_ids, num_computed)
@@ -192,12 +193,12 @@ class EngineCore:
                 self._release(seq, output.finish_reason)
             return [output]
         if job.reader is not None:
-            num_read = len(read_positions(work))
+            num_read = len(read_positions(seq, chunk))
             job.reader.take(sampled[:num_read])
             sampled = sampled[num_read:]
-        seq.num_computed = work.end
-        self._kv.publish(seq.table, seq.token_ids, work.end)
-        return self._first_tokens(job, sampled) if work.end == len(seq.token_ids) else []
+        seq.num_computed = end = chunk.end
+        self._kv.publish(seq.table, seq.token_ids, end)
+        return self._first_tokens(job, sampled) if end == len(seq.token_ids) else []
 
     def _first_tokens(self, job: Job, drawn: list[SampledToken]) -> list[RequestOutput]:
         """The prompt is computed: fork the other choices, and give each its first token."""

@@ -11,23 +11,24 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tinyserve.engine.plan import Chunk
 from tinyserve.engine.request import RequestOutput
 from tinyserve.engine.sampling import SampledToken, SampleRow
 from tinyserve.engine.sequence import Job, Sequence
-from tinyserve.engine.work import Work
+from tinyserve.engine.work import Step
 from tinyserve.errors import RequestError
+from tinyserve.spec.proposer import NO_DRAFT, Draft
 from tinyserve.spec.verify import num_confirmed
 
 Mask = NDArray[np.uint32]
 
 
-def rows_of(work: list[Work]) -> tuple[list[SampleRow], list[int]]:
+def rows_of(step: Step) -> tuple[list[SampleRow], list[int]]:
     """The rows to draw or score, and for each chunk where its rows end."""
     rows: list[SampleRow] = []
     ends: list[int] = []
     first_row = 0
-    for item in work:
-        seq, chunk, _ = item
+    for seq, chunk in zip(step.seqs, step.plan.chunks, strict=True):
         row = seq.row
         if row is not None and chunk.num_logits == 1:  # nothing but tokens has come since the last
             row.row = first_row
@@ -35,48 +36,48 @@ def rows_of(work: list[Work]) -> tuple[list[SampleRow], list[int]]:
             rows.append(row)
             first_row += 1
         elif chunk.num_logits:
-            _add_rows(rows, item, first_row)
+            _add_rows(rows, seq, chunk, step.drafts.get(seq.seq_id, NO_DRAFT), first_row)
             first_row += chunk.num_logits
         ends.append(len(rows))
     return rows, ends
 
 
-def _add_rows(rows: list[SampleRow], work: Work, first_row: int) -> None:
+def _add_rows(
+    rows: list[SampleRow], seq: Sequence, chunk: Chunk, draft: Draft, first_row: int
+) -> None:
     """Append the rows of one chunk: those its prompt's reader wants, then the tokens to draw.
 
     `first_row` is where the chunk's logits begin among the step's. A prompt that is complete draws
     the first token of every choice from its one last row.
     """
-    chunk, seq = work.chunk, work.seq
-    job = seq.job
+    job, drafts = seq.job, draft.token_ids
     end = chunk.start + len(chunk.token_ids)
     to_row = first_row + chunk.num_logits - end  # position + to_row is the row after that position
     if job.reader is not None:
-        for position in read_positions(work):
+        for position in read_positions(seq, chunk):
             rows.append(job.reader.row(position, position + to_row))
-    if work.end < len(seq.token_ids) or job.max_len == len(job.prompt_ids):
+    if chunk.end < len(seq.token_ids) or job.max_len == len(job.prompt_ids):
         return
     if not job.has_forked:
         for choice in job.sequences:
             rows += _draw_rows(choice, [], end - 1 + to_row)
         return
-    if not work.drafts and seq.grammar is None and not job.may_ban:
+    if not drafts and seq.grammar is None and not job.may_ban:
         seq.row = draw_row(seq, [], end - 1 + to_row)
         rows.append(seq.row)
         return
-    drawn = _draw_rows(seq, work.drafts, end - 1 - len(work.drafts) + to_row)
-    for row, draft in zip(drawn, work.drafts, strict=False):  # the last row has none
-        row.draft = draft
-    for row, probs in zip(drawn, work.draft.probs, strict=False):
+    drawn = _draw_rows(seq, drafts, end - 1 - len(drafts) + to_row)
+    for row, token_id in zip(drawn, drafts, strict=False):  # the last row has none
+        row.draft = token_id
+    for row, probs in zip(drawn, draft.probs, strict=False):
         row.draft_probs = probs
     rows += drawn
 
 
-def read_positions(work: Work) -> range:
+def read_positions(seq: Sequence, chunk: Chunk) -> range:
     """The positions of this chunk whose rows the prompt's reader wants."""
-    wanted = work.seq.job.wanted_positions
-    end = work.chunk.start + len(work.chunk.token_ids)
-    return range(wanted.start, min(end, wanted.stop))
+    wanted = seq.job.wanted_positions
+    return range(wanted.start, min(chunk.start + len(chunk.token_ids), wanted.stop))
 
 
 def _draw_rows(seq: Sequence, drafts: list[int], first_row: int) -> list[SampleRow]:
@@ -152,7 +153,7 @@ def _has_other(mask: Mask, ids: tuple[int, ...]) -> bool:
     return bool(rest.any())
 
 
-def confirmed(drawn: list[SampledToken], drafts: list[int]) -> list[SampledToken]:
+def confirmed(drawn: list[SampledToken], drafts: tuple[int, ...]) -> list[SampledToken]:
     """The draws that stand: those up to and including the first that is not the draft there.
 
     A fault after an accepted draft does not count yet: the tokens before it may end the choice, and

@@ -12,7 +12,8 @@ class Chunk(NamedTuple):
 
     `block_ids` are the physical blocks that hold positions 0 .. start + len(token_ids) - 1, in
     order. `num_logits` trailing rows of the chunk yield logits (0 while a prompt is still being
-    computed, 1 for a decode, 1 + k for k drafts, all for prompt logprobs).
+    computed, 1 for a decode, 1 + k for k drafts, all for prompt logprobs). The last `num_drafts`
+    tokens are drafts, the others are known.
     """
 
     seq_id: int
@@ -20,6 +21,17 @@ class Chunk(NamedTuple):
     token_ids: tuple[int, ...]
     block_ids: tuple[int, ...]
     num_logits: int
+    num_drafts: int = 0
+
+    @property
+    def end(self) -> int:
+        """Known tokens up to which the chunk computes; the drafts come after them."""
+        return self.start + len(self.token_ids) - self.num_drafts
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The ids of the draft that ends it."""
+        return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
 
 class StepPlan(NamedTuple):

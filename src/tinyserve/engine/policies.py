@@ -22,7 +22,7 @@ from collections import OrderedDict
 from typing import Protocol
 
 from tinyserve.engine.sequence import Sequence
-from tinyserve.engine.work import Work
+from tinyserve.engine.work import Step
 
 Order = tuple[int, float, int]  # Sequence.order
 
@@ -87,7 +87,7 @@ class Policy(Protocol):
         """A step begins; `num_members` were admitted and have not finished."""
         ...
 
-    def charge(self, work: list[Work]) -> None:
+    def charge(self, step: Step) -> None:
         """This is what the step computes."""
         ...
 
@@ -122,7 +122,7 @@ class ContinuousPolicy:
     def begin_step(self, num_members: int) -> None:
         pass
 
-    def charge(self, work: list[Work]) -> None:
+    def charge(self, step: Step) -> None:
         pass
 
 
@@ -216,9 +216,9 @@ class FairPolicy(ContinuousPolicy):
         self.remove(seq)
         self._charge(seq, len(seq.job.prompt_ids))  # now, so that a step seats others as well
 
-    def charge(self, work: list[Work]) -> None:
-        for item in work:
-            self._charge(item.seq, item.end)
+    def charge(self, step: Step) -> None:
+        for seq, chunk in zip(step.seqs, step.plan.chunks, strict=True):
+            self._charge(seq, chunk.end)
 
     def _charge(self, seq: Sequence, end: int) -> None:
         """The sequence's tokens up to `end` are served."""

@@ -27,13 +27,12 @@ from tinyserve.config import SchedulerConfig
 from tinyserve.engine.plan import Chunk, StepPlan
 from tinyserve.engine.policies import Policy, make_policy
 from tinyserve.engine.sequence import Sequence, Status
-from tinyserve.engine.work import Step, Work
+from tinyserve.engine.work import Step
 from tinyserve.kv.manager import KVManager
 from tinyserve.spec.drafter import Drafter
-from tinyserve.spec.proposer import Draft
+from tinyserve.spec.proposer import NO_DRAFT, Draft
 
 MIN_SHARE = 16  # tokens; a chunk smaller than this is not worth a prompt's turn
-NO_DRAFT = Draft()
 
 
 @dataclass(slots=True)
@@ -71,7 +70,9 @@ class Scheduler:
         self._step = 0  # marks what this step has planned or swaps in
         self._budget = 0  # tokens left in this step
         self._ran_out = False  # this step has preempted
-        self._work: list[Work] = []
+        self._seqs: list[Sequence] = []  # what this step has planned, and their chunks
+        self._chunks: list[Chunk] = []
+        self._drafts: dict[int, Draft] = {}  # by sequence id
         self.counters = SchedulerCounters()
 
     @property
@@ -122,21 +123,22 @@ class Scheduler:
         self._step += 1
         self._budget = self._config.max_num_batched_tokens
         self._ran_out = False
-        self._work = []
+        self._seqs, self._chunks, self._drafts = [], [], {}
         self._policy.begin_step(len(self._running) + len(self._preempted))
         self._displace()
         self._plan_decodes()
         self._plan_prompts()
-        self._policy.charge(self._work)
         self.counters.scheduled_tokens += self._config.max_num_batched_tokens - self._budget
         swap_out, swap_in, copies = self._kv.take_transfers()
-        chunks = tuple([work.chunk for work in self._work])
-        if not chunks and self.has_work():
+        if not self._chunks and self.has_work():
             raise RuntimeError(
                 f"scheduler is stuck: running {self._running}, preempted {self._preempted}, "
                 f"{len(self._policy)} waiting, {self._kv.num_available} blocks available"
             )
-        return Step(StepPlan(chunks, swap_out, swap_in, copies), self._work)
+        plan = StepPlan(tuple(self._chunks), swap_out, swap_in, copies)
+        step = Step(plan, self._seqs, self._drafts)
+        self._policy.charge(step)
+        return step
 
     def _displace(self) -> None:
         """Admit those who outrank a running sequence, at the cost of the youngest running ones."""
@@ -153,8 +155,9 @@ class Scheduler:
         if not self._running:
             return
         reserve = int(self._running[0].num_uncomputed > 1)  # the oldest advances, decode or not
-        drafts = self._propose() if self._drafter is not None else {}
-        append, work = self._kv.append, self._work
+        if self._drafter is not None:
+            self._propose()
+        append, seqs, chunks, drafts = self._kv.append, self._seqs, self._chunks, self._drafts
         decodes = [seq for seq in self._running if len(seq.token_ids) - seq.num_computed == 1]
         for seq in decodes[: self._budget - reserve]:
             if self._ran_out and seq.status is not Status.RUNNING:
@@ -162,18 +165,20 @@ class Scheduler:
             start = seq.num_computed
             block_ids = None if seq.seq_id in drafts else append(seq.table, start)
             if block_ids is None:
-                self._plan_decode(seq, drafts.get(seq.seq_id, NO_DRAFT))
+                self._plan_decode(seq)
                 continue
-            chunk = Chunk(seq.seq_id, start, (seq.token_ids[start],), block_ids, 1)
-            work.append(Work(seq, chunk, NO_DRAFT))
+            chunks.append(Chunk(seq.seq_id, start, (seq.token_ids[start],), block_ids, 1))
+            seqs.append(seq)
             seq.step = self._step
-        self._budget -= len(work)
+        self._budget -= len(seqs)
 
-    def _plan_decode(self, seq: Sequence, draft: Draft) -> None:
+    def _plan_decode(self, seq: Sequence) -> None:
         """A decode with a draft, or one that blocks are short for."""
         start, end = seq.num_computed, len(seq.token_ids)
+        draft = self._drafts.get(seq.seq_id, NO_DRAFT)
         if not self._kv.grow(seq.table, start, end + len(draft.token_ids)):
             draft = NO_DRAFT
+            self._drafts.pop(seq.seq_id, None)
             if not self._make_room(seq):
                 return
         self._plan(seq, end, draft)
@@ -182,9 +187,8 @@ class Scheduler:
             self.counters.drafts += 1
             self.counters.draft_tokens += len(draft.token_ids)
 
-    def _propose(self) -> dict[int, Draft]:
-        """Drafts for this step's decodes, by sequence id, none empty, within the budget and every
-        limit.
+    def _propose(self) -> None:
+        """Get drafts for this step's decodes, none empty, within the budget and every limit.
 
         Where blocks are short a draft gets what its sequence's last block holds: nobody is
         preempted for the sake of a guess.
@@ -192,7 +196,7 @@ class Scheduler:
         assert self._drafter is not None
         spare = self._budget - len(self._running) - 1  # the decodes and the oldest come first
         if spare <= 0:
-            return {}
+            return
         most, kv = self._drafter.max_drafts, self._kv
         is_tight = kv.num_available < len(self._running) * (1 + kv.blocks_for(most))
         wanted: list[tuple[Sequence, int]] = []
@@ -208,7 +212,6 @@ class Scheduler:
                     room = min(room, -num_known % kv.block_size)
                 if room > 0:
                     wanted.append((seq, room))
-        drafts: dict[int, Draft] = {}
         for index, draft in self._drafter.propose(wanted, num_decodes):
             seq = wanted[index][0]
             del draft.token_ids[spare:], draft.probs[spare:]
@@ -217,8 +220,7 @@ class Scheduler:
                 del draft.token_ids[valid:], draft.probs[valid:]
             if draft.token_ids:
                 spare -= len(draft.token_ids)
-                drafts[seq.seq_id] = draft
-        return drafts
+                self._drafts[seq.seq_id] = draft
 
     def _make_room(self, seq: Sequence) -> bool:
         """Preempt until `seq` has room for its known tokens; False when it had to go itself."""
@@ -237,10 +239,10 @@ class Scheduler:
         Each takes at most half of what is left, and what nobody wants goes to the oldest. So a long
         prompt keeps most of the budget, and a short one behind it gets through in a few steps.
         """
-        held_back = max(0, self._budget - self._config.chunked_prefill_size) if self._work else 0
+        held_back = max(0, self._budget - self._config.chunked_prefill_size) if self._seqs else 0
         self._budget -= held_back
         prompts: list[Sequence] = []
-        if len(self._work) < len(self._running):
+        if len(self._seqs) < len(self._running):
             prompts = [s for s in self._running if len(s.token_ids) - s.num_computed > 1]
         shares = []
         for index, seq in enumerate(prompts):
@@ -338,8 +340,9 @@ class Scheduler:
         else:
             num_logits = 1 + len(drafts) if end == len(known) else 0
         block_ids = seq.table.ids(self._kv.blocks_for(end + len(drafts)))
-        chunk = Chunk(seq.seq_id, start, (*known[start:end], *drafts), block_ids, num_logits)
-        self._work.append(Work(seq, chunk, draft))
+        tokens = (*known[start:end], *drafts)
+        self._chunks.append(Chunk(seq.seq_id, start, tokens, block_ids, num_logits, len(drafts)))
+        self._seqs.append(seq)
         seq.step = self._step
 
 

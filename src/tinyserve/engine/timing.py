@@ -134,7 +134,7 @@ class TimedCore:
 
     def _new_among(self, lap: Lap | None, outputs: list[RequestOutput]) -> tuple[str, ...]:
         """The requests that this step was the first to compute."""
-        ids = {work.seq.job.request.request_id for work in lap.step.work} if lap else set()
+        ids = {seq.job.request_id for seq in lap.step.seqs} if lap else set()
         new = ids & self._unscheduled
         self._unscheduled -= new
         self._unscheduled.difference_update([output.request_id for output in outputs])

@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tinyserve.engine.plan import Chunk
 from tinyserve.engine.request import EngineStats, RequestOutput
 from tinyserve.engine.sequence import Sequence, Status
-from tinyserve.engine.work import Lap, Work
+from tinyserve.engine.work import Lap
 
 Key = tuple[str, int]  # request id, choice
 Kind = Literal["prefill", "decode", "verify", "recompute"]
@@ -66,7 +67,7 @@ class TraceRecorder:
 
     def add(self, lap: Lap, outputs: list[RequestOutput], stats: EngineStats) -> None:
         """Take down one step. Implements `timing.Tracer`."""
-        self._room -= 1 + len(lap.step.work)
+        self._room -= 1 + len(lap.step.seqs)
         if self._room < 0:
             self.num_missed += 1
             return
@@ -81,20 +82,19 @@ class TraceRecorder:
             stats.num_free_blocks + stats.num_cached_blocks,
         )
         num_new = {(o.request_id, o.index): len(o.new_token_ids) for o in outputs}
-        for work in lap.step.work:
-            key = _key(work.seq)
-            self._arrive(key, work, step)
-            step.chunks.append(_chunk(key, work, num_new.get(key, 0)))
+        for seq, chunk in zip(lap.step.seqs, plan.chunks, strict=True):
+            key = _key(seq)
+            self._arrive(key, seq, chunk, step)
+            step.chunks.append(_chunk(key, seq, chunk, num_new.get(key, 0)))
         self._depart(step)
         self.steps.append(step)
 
-    def _arrive(self, key: Key, work: Work, step: TracedStep) -> None:
+    def _arrive(self, key: Key, seq: Sequence, chunk: Chunk, step: TracedStep) -> None:
         """Note a sequence that this step computes and the step before did not know as running."""
-        seq = work.seq
         if key in self._preempted:
             self._preempted.discard(key)
             step.events.append(TracedEvent(key, "resumed"))
-        elif key not in self._known and _is_first(work):
+        elif key not in self._known and _is_first(seq, chunk):
             cached = seq.job.num_cached_tokens
             step.events.append(TracedEvent(key, "admitted", f"{cached} tokens cached"))
         self._known[key] = seq
@@ -119,19 +119,17 @@ def _key(seq: Sequence) -> Key:
     return seq.job.request.request_id, seq.choice
 
 
-def _is_first(work: Work) -> bool:
+def _is_first(seq: Sequence, chunk: Chunk) -> bool:
     """Whether this is the first chunk of its sequence, as far as can be told."""
-    seq = work.seq
-    return len(seq.output_ids) <= 1 and work.chunk.start <= seq.job.num_cached_tokens
+    return len(seq.output_ids) <= 1 and chunk.start <= seq.job.num_cached_tokens
 
 
-def _chunk(key: Key, work: Work, num_new: int) -> TracedChunk:
-    chunk, num_drafts = work.chunk, len(work.drafts)
-    num_tokens = len(chunk.token_ids)
+def _chunk(key: Key, seq: Sequence, chunk: Chunk, num_new: int) -> TracedChunk:
+    num_drafts, num_tokens = chunk.num_drafts, len(chunk.token_ids)
     kind: Kind = "decode"
     if num_drafts:
         kind = "verify"
-    elif chunk.start < len(work.seq.job.prompt_ids):
+    elif chunk.start < len(seq.job.prompt_ids):
         kind = "prefill"
     elif num_tokens > 1:
         kind = "recompute"

@@ -1,6 +1,6 @@
 """What the scheduler hands to the core.
 
-A step's plan is for the runner; the work says whose chunks they are, so that the draws find their
+A step's plan is for the runner; the step says whose chunks they are, so that the draws find their
 sequences. A lap is what remains of a step for those who measure. Records only.
 """
 
@@ -8,35 +8,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tinyserve.engine.plan import Chunk, StepPlan
+from tinyserve.engine.plan import StepPlan
 from tinyserve.engine.sequence import Sequence
 from tinyserve.spec.proposer import Draft
 
 
-class Work(NamedTuple):
-    """One sequence's chunk, and the draft that ends it: nothing, but for a decode."""
-
-    seq: Sequence
-    chunk: Chunk
-    draft: Draft
-
-    @property
-    def drafts(self) -> list[int]:
-        """The ids of the draft."""
-        return self.draft.token_ids
-
-    @property
-    def end(self) -> int:
-        """Known tokens up to which the chunk computes; the drafts come after them."""
-        chunk = self.chunk
-        return chunk.start + len(chunk.token_ids) - len(self.draft.token_ids)
-
-
 class Step(NamedTuple):
-    """What was decided: the plan for the runner, and whose chunks they are, in the same order."""
+    """What was decided: the plan for the runner, whose chunks they are, in the same order, and the
+    drafts that end some of them, by sequence id.
+    """
 
     plan: StepPlan
-    work: list[Work]
+    seqs: list[Sequence]
+    drafts: dict[int, Draft]
 
 
 class Lap(NamedTuple):

@@ -41,6 +41,9 @@ class Draft:
     probs: list[Any] = field(default_factory=list)
 
 
+NO_DRAFT = Draft()  # never changed
+
+
 class Proposer(Protocol[SeqT_contra]):
     """Guesses what comes next, for all sequences of a step at once."""
 
