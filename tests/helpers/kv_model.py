@@ -166,7 +166,7 @@ class KVModel:
         for owner, end in self.writes.items():
             owner.num_computed = end
             num_published = owner.table.num_published
-            is_within_tail = end in owner.table.tail
+            is_within_tail = owner.table.tail_start <= end < owner.table.tail_stop
             self.kv.publish(owner.table, owner.tokens, end)
             assert not is_within_tail or owner.table.num_published == num_published
         self.writes, self.touched = {}, set()

@@ -126,10 +126,11 @@ def test_check_notices_a_last_block_that_has_another_owner() -> None:
     owner = KVModel().new([1] * 5)
     kv.open(owner.table, owner.tokens)
     kv.append(owner.table, 5)
-    tail = owner.table.tail
+    table = owner.table
+    tail_start, tail_stop = table.tail_start, table.tail_stop
     kv.fork(owner.table, 5)
     kv.check()
-    owner.table.tail = tail
+    table.tail_start, table.tail_stop = tail_start, tail_stop
     with pytest.raises(AssertionError, match="another may write"):
         kv.check()
 

@@ -187,7 +187,7 @@ class EngineCore:
             if self._drafter is not None:
                 self._count_drafts(seq, chunk.num_drafts, output)
             seq.num_computed = num_computed = len(seq.token_ids) - 1
-            if num_computed not in seq.table.tail:
+            if num_computed >= seq.table.tail_stop:
                 self._kv.publish(seq.table, seq.token_ids, num_computed)
             if output.finish_reason is not None:
                 self._release(seq, output.finish_reason)

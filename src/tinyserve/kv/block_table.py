@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 Namespace = tuple[tuple[str, str], ...]  # (kind, value) pairs; see prefix_cache.cache_namespace
-NOWHERE = range(0)
 
 
 class BlockTable:
@@ -28,8 +27,9 @@ class BlockTable:
         "num_published",
         "num_saved",
         "publishing",
-        "tail",
         "tail_ids",
+        "tail_start",
+        "tail_stop",
     )
 
     def __init__(self, namespace: Namespace = ()) -> None:
@@ -46,8 +46,8 @@ class BlockTable:
         )
         self._ids: tuple[int, ...] | None = None
         # For `KVManager.append`: positions of the last block, while nobody else owns it and those
-        # before it are published or never will be; and the ids of all blocks up to it.
-        self.tail = NOWHERE
+        # before it are published or never will be, else none; and the ids of all blocks up to it.
+        self.tail_start = self.tail_stop = 0
         self.tail_ids: tuple[int, ...] = ()
 
     def ids(self, num_blocks: int) -> tuple[int, ...]:
@@ -62,4 +62,4 @@ class BlockTable:
         last gets another owner.
         """
         self._ids = None
-        self.tail = NOWHERE
+        self.tail_start = self.tail_stop = 0

@@ -147,20 +147,20 @@ class KVManager:
 
         The same tuple until the token falls into another block.
         """
-        if position not in table.tail:
+        if not table.tail_start <= position < table.tail_stop:
             if not self.grow(table, position, position + 1):
                 return None
             num_before = position // self.block_size
             table.tail_ids = table.ids(num_before + 1)
             if table.num_published == num_before or not (self.is_caching and table.publishing):
-                first = num_before * self.block_size
-                table.tail = range(first, first + self.block_size)
+                table.tail_start = num_before * self.block_size
+                table.tail_stop = table.tail_start + self.block_size
         return table.tail_ids
 
     def publish(self, table: BlockTable, tokens: Sequence[int], num_computed: int) -> None:
         """Offer the full blocks of the first `num_computed` tokens, all written and verified.
 
-        There is nothing new to offer while `num_computed` is a position of `table.tail`.
+        There is nothing new to offer before `num_computed` reaches `table.tail_stop`.
         """
         if num_computed < (table.num_published + 1) * self.block_size:
             return
@@ -349,8 +349,8 @@ class KVManager:
         assert table.blocks or table.host_slots, "an empty table is still registered"
         assert not (table.blocks and table.host_slots), "a table is in two places"
         assert len(table.host_slots) == self.blocks_for(table.num_saved)
-        if table.tail:
-            index = table.tail.start // self.block_size
+        if table.tail_stop:
+            index = table.tail_start // self.block_size
             assert table.tail_ids == (*table.blocks[: index + 1],)
             is_alone = self._allocator.num_refs(table.blocks[index]) == 1
             assert is_alone or index < table.num_published, "another may write into the last block"
