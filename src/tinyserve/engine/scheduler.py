@@ -239,11 +239,13 @@ class Scheduler:
         Each takes at most half of what is left, and what nobody wants goes to the oldest. So a long
         prompt keeps most of the budget, and a short one behind it gets through in a few steps.
         """
-        held_back = max(0, self._budget - self._config.chunked_prefill_size) if self._seqs else 0
-        self._budget -= held_back
         prompts: list[Sequence] = []
         if len(self._seqs) < len(self._running):
             prompts = [s for s in self._running if len(s.token_ids) - s.num_computed > 1]
+        if not prompts and self._next() is None:
+            return  # nearly every step
+        held_back = max(0, self._budget - self._config.chunked_prefill_size) if self._seqs else 0
+        self._budget -= held_back
         shares = []
         for index, seq in enumerate(prompts):
             shares.append(self._share(seq, is_first=index == 0))
