@@ -95,6 +95,16 @@ def test_what_is_not_a_decode_of_the_same_sequences_is_a_batch_of_its_own() -> N
     assert len(set(map(id, batches))) == len(batches)
 
 
+def test_a_sequence_that_stays_when_another_leaves_goes_on_in_its_block() -> None:
+    builder = BatchBuilder(POOL)
+    blocks = (7, 2)
+    both = [Chunk(0, 4, (1,), (5, 3), 1), Chunk(1, 4, (1,), blocks, 1)]
+    check(builder.of(both), both)
+    for start in (5, 6, 7):  # the second of these is the batch of the first with other numbers
+        alone = [Chunk(1, start, (2,), blocks, 1)]
+        check(builder.of(alone), alone)
+
+
 @given(st.lists(st.integers(0, 1000), max_size=80), st.lists(st.integers(0, 80), max_size=8))
 def test_extended_arrays_hold_the_ids(ids: list[int], cuts: list[int]) -> None:
     known = np.array([], np.int32)

@@ -38,13 +38,10 @@ class BatchBuilder:
         if self._decodes is None or tables_have_moved:
             self._decodes = self._ragged(starts, token_ids, num_logits)
             return self._decodes
-        size = self._block_size
         batch = self._decodes
         batch.token_ids[:] = [token_id for (token_id,) in token_ids]
         batch.positions[:] = starts
-        batch.slots[:] = [
-            ids[-1] * size + start % size for ids, start in zip(blocks, starts, strict=True)
-        ]
+        np.add(batch.positions, self._tables.last_offsets, out=batch.slots)
         return batch
 
     def _ragged(
@@ -75,16 +72,18 @@ class BatchBuilder:
 
 class BlockTables:
     """The block ids of the latest batch's sequences: sequence i's are ids[starts[i]] ..., the rest
-    of its row is padding.
+    of its row is padding. `last_offsets`: in its last block a position p lies at slot p + offset.
     """
 
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
+        self._block_size = pool.layout.block_size
         self._seq_ids: tuple[int, ...] = ()
         self._blocks: tuple[Blocks, ...] = ()  # what the rows hold
         self._rows = np.zeros((1, 0), np.int32)  # [sequences + 1, most blocks]; the last is spare
         self.ids: I32 = self._rows.reshape(-1)
         self.starts: I32 = np.zeros(1, np.int32)
+        self.last_offsets: I32 = np.zeros(0, np.int32)
 
     def update(self, seq_ids: tuple[int, ...], blocks: tuple[Blocks, ...]) -> bool:
         """Bring the tables up to date; True where `ids` and `starts` are new arrays."""
@@ -98,6 +97,7 @@ class BlockTables:
                 num_same = len(known) if ids[: len(known)] == known else 0
                 self._rows[row, num_same : len(ids)] = ids[num_same:]
                 self._pool.note_use(ids[num_same:])
+                self.last_offsets[row] = (ids[-1] - len(ids) + 1) * self._block_size
         self._blocks = blocks
         return has_moved
 
@@ -112,4 +112,5 @@ class BlockTables:
         self._blocks = tuple([known[source][:num_kept] for source in sources])
         self._seq_ids = seq_ids
         self._rows, self.ids = rows, rows.reshape(-1)
+        self.last_offsets = np.array([*self.last_offsets, 0], np.int32)[sources]
         self.starts = np.arange(0, rows.size, rows.shape[1], dtype=np.int32)
