@@ -30,8 +30,11 @@ class BatchBuilder:
 
     def of(self, chunks: Sequence[Chunk]) -> Batch:
         """The chunks, flattened. Nearly every step is decodes, one token and its logits each."""
-        seq_ids, starts, token_ids, blocks, num_logits, _ = zip(*chunks, strict=True)
-        tables_have_moved = self._tables.update(seq_ids, blocks)
+        blocks = [chunk.block_ids for chunk in chunks]
+        tables_have_moved = self._tables.update([chunk.seq_id for chunk in chunks], blocks)
+        starts = [chunk.start for chunk in chunks]
+        token_ids = [chunk.token_ids for chunk in chunks]
+        num_logits = [chunk.num_logits for chunk in chunks]
         if not len(chunks) == sum(map(len, token_ids)) == sum(num_logits):
             self._decodes = None
             return self._ragged(starts, token_ids, num_logits)
@@ -78,14 +81,14 @@ class BlockTables:
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
         self._block_size = pool.layout.block_size
-        self._seq_ids: tuple[int, ...] = ()
-        self._blocks: tuple[Blocks, ...] = ()  # what the rows hold
+        self._seq_ids: list[int] = []
+        self._blocks: list[Blocks] = []  # what the rows hold
         self._rows = np.zeros((1, 0), np.int32)  # [sequences + 1, most blocks]; the last is spare
         self.ids: I32 = self._rows.reshape(-1)
         self.starts: I32 = np.zeros(1, np.int32)
         self.last_offsets: I32 = np.zeros(0, np.int32)
 
-    def update(self, seq_ids: tuple[int, ...], blocks: tuple[Blocks, ...]) -> bool:
+    def update(self, seq_ids: list[int], blocks: list[Blocks]) -> bool:
         """Bring the tables up to date; True where `ids` and `starts` are new arrays."""
         if blocks == self._blocks and seq_ids == self._seq_ids:  # by identity, block for block
             return False
@@ -101,15 +104,15 @@ class BlockTables:
         self._blocks = blocks
         return has_moved
 
-    def _lay_out(self, seq_ids: tuple[int, ...], most: int) -> None:
+    def _lay_out(self, seq_ids: list[int], most: int) -> None:
         """A row for each sequence, with what was known of it; room for `most` blocks, and more."""
         old_rows = {seq_id: row for row, seq_id in enumerate(self._seq_ids)}
         sources = [old_rows.get(seq_id, -1) for seq_id in seq_ids]
         num_kept = min(most, self._rows.shape[1])
         rows = np.zeros((len(seq_ids) + 1, most + most // 4 + 4), np.int32)
         rows[:-1, :num_kept] = self._rows[sources, :num_kept]
-        known = (*self._blocks, ())
-        self._blocks = tuple([known[source][:num_kept] for source in sources])
+        known = [*self._blocks, ()]
+        self._blocks = [known[source][:num_kept] for source in sources]
         self._seq_ids = seq_ids
         self._rows, self.ids = rows, rows.reshape(-1)
         self.last_offsets = np.array([*self.last_offsets, 0], np.int32)[sources]
