@@ -1,16 +1,16 @@
 """What the scheduler decides and the runner executes: values of ids and ints, no more, and never
-changed once they are made.
+changed once they are made. Records with slots: cheaper to make and to read than named tuples.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from tinyserve.engine.sampling import SampledToken, SampleRow
 
 
-@dataclass(slots=True)  # cheaper to make and to read than a tuple with names
+@dataclass(slots=True)
 class Chunk:
     """One sequence's share of a step: compute `token_ids` at positions `start`, `start + 1`, ...
 
@@ -38,7 +38,8 @@ class Chunk:
         return self.token_ids[len(self.token_ids) - self.num_drafts :]
 
 
-class StepPlan(NamedTuple):
+@dataclass(slots=True)
+class StepPlan:
     """One step. Order of effects: swap_out, then swap_in, then copies, then the chunks' forward
     pass.
     """

@@ -6,14 +6,15 @@ sequences. A lap is what remains of a step for those who measure. Records only.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from tinyserve.engine.plan import StepPlan
 from tinyserve.engine.sequence import Sequence
 from tinyserve.spec.proposer import Draft
 
 
-class Step(NamedTuple):
+@dataclass(slots=True)
+class Step:
     """What was decided: the plan for the runner, whose chunks they are, in the same order, and the
     drafts that end some of them, by sequence id.
     """
@@ -23,7 +24,8 @@ class Step(NamedTuple):
     drafts: dict[int, Draft]
 
 
-class Lap(NamedTuple):
+@dataclass(slots=True)
+class Lap:
     """A step that has been computed, and when its parts ended, in seconds of `time.monotonic`."""
 
     step: Step
