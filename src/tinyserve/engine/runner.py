@@ -175,9 +175,12 @@ class StepLogits:
             read = iter(self._read_states(states))
             drawn = iter(self.sample([row for row in rows if not row.wants_state]))
             return [next(read if row.wants_state else drawn) for row in rows]
+        if not rows:
+            return []
         numbers = [row.row for row in rows]
-        if not rows or max(numbers) - min(numbers) < HEAD_ROWS:
-            return self._draw(rows, min(numbers), max(numbers) + 1) if rows else []
+        first, stop = min(numbers), max(numbers) + 1
+        if stop - first <= HEAD_ROWS:
+            return self._draw(rows, first, stop)
         return self._draw_tiles(rows, numbers)
 
     def _draw_tiles(self, rows: list[SampleRow], numbers: list[int]) -> list[SampledToken]:
