@@ -35,14 +35,15 @@ class BatchBuilder:
         starts = [chunk.start for chunk in chunks]
         token_ids = [chunk.token_ids for chunk in chunks]
         num_logits = [chunk.num_logits for chunk in chunks]
-        if not len(chunks) == sum(map(len, token_ids)) == sum(num_logits):
+        tokens = [*chain(*token_ids)]
+        if not len(chunks) == len(tokens) == sum(num_logits):
             self._decodes = None
             return self._ragged(starts, token_ids, num_logits)
         if self._decodes is None or tables_have_moved:
             self._decodes = self._ragged(starts, token_ids, num_logits)
             return self._decodes
         batch = self._decodes
-        batch.token_ids[:] = [token_id for (token_id,) in token_ids]
+        batch.token_ids[:] = tokens
         batch.positions[:] = starts
         np.add(batch.positions, self._tables.last_offsets, out=batch.slots)
         return batch
