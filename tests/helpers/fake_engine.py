@@ -139,7 +139,8 @@ class FakeLogits:
         context = self.contexts[row.row]
         assert row.position == len(context), "the row's position is not its context's end"
         if row.target is None:
-            assert (*row.prompt_ids, *row.output_ids) == context, "the row is another's"
+            known = (*row.prompt_ids, *row.output_ids, *row.drafted_ids)
+            assert known == context, "the row is another's"
         key = () if row.params.is_greedy else (row.seed, row.choice, row.position)
         drawn = first_allowed(row, digest(context, *key) % VOCAB, VOCAB)
         if drawn is None and row.target is None:

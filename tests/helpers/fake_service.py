@@ -100,7 +100,7 @@ class SpeakingLogits(FakeLogits):
     def _draw(self, row: SampleRow, context: tuple[int, ...]) -> int | None:
         script = self.runner.script
         if script is not None:
-            index = len(row.output_ids)
+            index = len(row.output_ids) + len(row.drafted_ids)
             token = script[index] if index < len(script) else EOS_ID
         else:
             key = () if row.params.is_greedy else (row.seed, row.choice, row.position)

@@ -103,7 +103,6 @@ def draw_row(seq: Sequence, drafts: list[int], row: int, mask: Mask | None = Non
     """The row of the token after the sequence's tokens and `drafts`."""
     job = seq.job
     params = job.params
-    output_ids = [*seq.output_ids, *drafts] if drafts else seq.output_ids
     return SampleRow(
         row=row,
         params=params,
@@ -111,24 +110,27 @@ def draw_row(seq: Sequence, drafts: list[int], row: int, mask: Mask | None = Non
         choice=seq.choice,
         position=len(seq.token_ids) + len(drafts),
         prompt_ids=job.prompt_ids,
-        output_ids=output_ids,
-        banned_ids=_banned_ids(job, output_ids, mask) if job.may_ban else (),
+        output_ids=seq.output_ids,
+        drafted_ids=drafts,
+        banned_ids=_banned_ids(seq, drafts, mask) if job.may_ban else (),
         mask=mask,
         num_logprobs=params.logprobs,
     )
 
 
-def _banned_ids(job: Job, output_ids: list[int], mask: Mask | None) -> tuple[int, ...]:
-    """What may not be drawn after `output_ids`: an early end, and the last token of a bad word.
+def _banned_ids(seq: Sequence, drafts: list[int], mask: Mask | None) -> tuple[int, ...]:
+    """What may not be drawn after the output and `drafts`: an early end, and the last token of a
+    bad word.
 
     An early end may be, where the grammar lets nothing else follow.
     """
-    banned = _early_ends(job, len(output_ids))
+    job, output_ids = seq.job, seq.output_ids
+    banned = _early_ends(job, len(output_ids) + len(drafts))
     if banned and mask is not None and not _has_other(mask, banned):
         banned = ()
     for word in job.request.bad_words_ids:
         prefix = len(word) - 1
-        if prefix == 0 or (prefix > 0 and tuple(output_ids[-prefix:]) == word[:-1]):
+        if prefix == 0 or (prefix > 0 and (*output_ids[-prefix:], *drafts)[-prefix:] == word[:-1]):
             banned = (*banned, word[-1])
     return banned
 

@@ -27,7 +27,7 @@ def draws_of(rows: Sequence[SampleRow], first: int, vocab_size: int) -> list[Dra
             draw.row = row.row - first
             draw.position = row.position
             if draw.output_ids is not None:
-                draw.output_ids = extended(draw.output_ids, row.output_ids)
+                draw.output_ids = extended(draw.output_ids, _outputs_of(row))
         draws.append(draw)
     return draws
 
@@ -69,9 +69,13 @@ def _add_penalties(draw: Draw, p: SamplingParams, row: SampleRow) -> None:
         return
     draw.presence, draw.frequency = p.presence_penalty, p.frequency_penalty
     draw.repetition = p.repetition_penalty
-    draw.output_ids = _ids(row.output_ids)
+    draw.output_ids = _ids(_outputs_of(row))
     if p.repetition_penalty != 1:
         draw.prompt_ids = _ids(row.prompt_ids)
+
+
+def _outputs_of(row: SampleRow) -> Sequence[int]:
+    return [*row.output_ids, *row.drafted_ids] if row.drafted_ids else row.output_ids
 
 
 def _as_wide(mask: NDArray[np.uint32], vocab_size: int) -> NDArray[np.uint32]:

@@ -88,12 +88,13 @@ class SampleRow:
 
     `row` indexes the step's logits rows. `position` is the absolute position of the token drawn;
     with `seed` and `choice` it keys the random number. `output_ids` are the tokens generated before
-    it (drafts included). `banned_ids` are masked for this draw (EOS under min_tokens, the last
-    token of a bad word); `mask` is a packed allow-list, bit i of word i // 32 (llguidance's
-    layout). `target` set means: score this token instead of drawing. `num_logprobs` None: report no
-    logprobs. `wants_state`: draw nothing, read the row's hidden state after the last norm. `draft`:
-    the token proposed for this position, drawn from `draft_probs` [vocab] or, None, certain.
-    `wants_probs`: report the distribution that the token is drawn from.
+    it, and `drafted_ids` the drafts after those, taken to be right. `banned_ids` are masked for
+    this draw (EOS under min_tokens, the last token of a bad word); `mask` is a packed allow-list,
+    bit i of word i // 32 (llguidance's layout). `target` set means: score this token instead of
+    drawing. `num_logprobs` None: report no logprobs. `wants_state`: draw nothing, read the row's
+    hidden state after the last norm. `draft`: the token proposed for this position, drawn from
+    `draft_probs` [vocab] or, None, certain. `wants_probs`: report the distribution that the token
+    is drawn from.
 
     A sequence that just goes on hands in the same record again: by then `row` and `position` have
     moved and `output_ids` have grown, the rest is as it was. `prepared` is what the runner keeps
@@ -107,6 +108,7 @@ class SampleRow:
     position: int
     prompt_ids: Sequence[int]
     output_ids: Sequence[int]
+    drafted_ids: Sequence[int] = ()
     banned_ids: tuple[int, ...] = ()
     mask: NDArray[np.uint32] | None = None
     target: int | None = None
