@@ -105,6 +105,17 @@ def test_a_sequence_that_stays_when_another_leaves_goes_on_in_its_block() -> Non
         check(builder.of(alone), alone)
 
 
+def test_a_row_after_drafts_counts_them_among_its_outputs() -> None:
+    params = SamplingParams(temperature=0.5, presence_penalty=1.0)
+    row = SampleRow(0, params, 7, 0, 6, (1, 2), [3, 4], drafted_ids=[5, 6])
+    (draw,) = draws_of([row], 0, 100)
+    assert draw.output_ids is not None
+    assert draw.output_ids.tolist() == [3, 4, 5, 6]
+    (again,) = draws_of([row], 0, 100)
+    assert again.output_ids is not None
+    assert again.output_ids.tolist() == [3, 4, 5, 6]
+
+
 @given(st.lists(st.integers(0, 1000), max_size=80), st.lists(st.integers(0, 80), max_size=8))
 def test_extended_arrays_hold_the_ids(ids: list[int], cuts: list[int]) -> None:
     known = np.array([], np.int32)
