@@ -120,4 +120,4 @@ def _fill_args(arg: Any, draw: Draw) -> None:
 def _fill_ids(arg: Any, name: str, ids: I32 | None) -> None:
     if ids is not None and len(ids):
         setattr(arg, f"num_{name}", len(ids))
-        setattr(arg, f"{name}_ids", ids.ctypes.data)
+        setattr(arg, f"{name}_ids", address(ids))
