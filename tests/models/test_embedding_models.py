@@ -9,9 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.live_server import live, ok
 
+from tinyserve import LLM, TinyServeConfig
 from tinyserve.config import ModelOptions
-from tinyserve.engine.build import resolve_pooling
+from tinyserve.engine.build import build_engine, resolve_pooling
 from tinyserve.models.checkpoint import Checkpoint, load_checkpoint
 from tinyserve.models.export import write_checkpoint, write_safetensors
 from tinyserve.models.layout import LM_HEAD
@@ -72,3 +74,28 @@ def test_pooling_is_what_the_files_say(
     assert resolve_pooling(ModelOptions(), checkpoint) == (want or "mean")
     assert resolve_pooling(ModelOptions(pooling="last"), checkpoint) == "last"
     assert resolve_pooling(ModelOptions(pooling="mean"), checkpoint) == "mean"
+
+
+def test_a_text_is_embedded_with_the_end_that_the_files_put_after_it(tmp_path: Path) -> None:
+    """Such a model is read off at its end of text, as sentence-transformers does, not at the
+    text's last token. A prompt to be continued gets none.
+    """
+    write_embedding_model(tmp_path)
+    say_pooling(tmp_path, pooling_mode_lasttoken=True)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "add_eos_token": True}))
+    sizes = {"cache": {"num_blocks": 64}, "scheduler": {"max_model_len": 256}}
+    config = TinyServeConfig.from_dict({"model": {"name": str(tmp_path), "threads": 1}, **sizes})
+    llm = LLM.from_engine(build_engine(config))
+    tokenizer = llm.engine.intake.tokenizer
+    ids = [*tokenizer.encode("hello"), tokenizer.eos_token_id]
+    (want,) = llm.embed([ids])
+    np.testing.assert_array_equal(llm.embed("hello")[0], want)
+    with live(build_engine(config)) as served:
+        for body, count in (({}, len(ids)), ({"add_special_tokens": False}, len(ids) - 1)):
+            answer = ok(served.post("/v1/embeddings", input="hello", **body))
+            assert answer["usage"]["prompt_tokens"] == count
+            got = np.float32(answer["data"][0]["embedding"])
+            assert (got == want).all() == (count == len(ids))
+        answer = ok(served.post("/v1/completions", prompt="hello", max_tokens=1))
+        assert answer["usage"]["prompt_tokens"] == len(ids) - 1

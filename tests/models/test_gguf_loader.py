@@ -181,6 +181,12 @@ def test_the_tokenizer_is_read_late(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert spec.special_token_ids == {"bos_token": 1, "eos_token": 2}
 
 
+def test_an_end_after_texts_to_be_embedded_is_read(tmp_path: Path) -> None:
+    said = {"tokenizer.ggml.add_eos_token": True}
+    assert reload(tmp_path, synthetic_checkpoint(), metadata=said).tokenizer_spec().add_eos is True
+    assert reload(tmp_path, synthetic_checkpoint()).tokenizer_spec().add_eos is None
+
+
 @pytest.mark.parametrize("name", ["model", "tokens", "merges"])
 def test_a_missing_part_of_the_tokenizer_is_named(tmp_path: Path, name: str) -> None:
     key = f"tokenizer.ggml.{name}"

@@ -57,6 +57,25 @@ def test_eos_written_in_the_text_stays() -> None:
     assert byte_level(after=(IM_END,)).encode(f"hello{IM_END}")[-1] == EOS_ID
 
 
+def test_a_text_to_be_embedded_ends_as_the_files_say() -> None:
+    """Qwen3-Embedding and its like are read off at a token that their tokenizer puts last."""
+    plain = byte_level().encode("hello")
+    tokenizer = byte_level(before=(IM_START,), after=(EOT,))
+    assert tokenizer.encode("hello", is_whole=True) == [BOS_ID, *plain, EOT_ID]
+    assert tokenizer.encode(f"hello{EOT}", is_whole=True) == [BOS_ID, *plain, EOT_ID]
+    assert tokenizer.encode("hello", is_whole=True, add_special_tokens=False) == plain
+    assert byte_level().encode("hello", is_whole=True) == plain
+
+
+def test_the_rule_of_an_end_is_for_texts_to_be_embedded() -> None:
+    plain = byte_level().encode("hello")
+    ends = byte_level(add_eos=True)
+    assert ends.encode("hello") == plain
+    assert ends.encode("hello", is_whole=True) == [*plain, EOS_ID]
+    assert byte_level(after=(IM_END,), add_eos=True).encode("a", is_whole=True).count(EOS_ID) == 1
+    assert EOS_ID not in byte_level(after=(IM_END,), add_eos=False).encode("a", is_whole=True)
+
+
 def test_double_bos_is_avoided_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     """CHAT-03: templated text sent to a completion keeps its single BOS."""
     tokenizer = byte_level(before=(IM_START,))

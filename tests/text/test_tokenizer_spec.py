@@ -74,15 +74,17 @@ def test_special_tokens_as_string_or_object(tmp_path: Path) -> None:
             "eos_token": "</s>",
             "pad_token": None,
             "add_bos_token": True,
+            "add_eos_token": True,
         },
     )
     spec = TokenizerSpec.from_folder(tmp_path)
     assert spec.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    assert spec.add_bos is True
+    assert spec.add_bos is spec.add_eos is True
 
 
-def test_bos_rule_is_left_open_where_the_config_is_silent(tmp_path: Path) -> None:
-    assert TokenizerSpec.from_folder(write(tmp_path)).add_bos is None
+def test_the_rules_are_left_open_where_the_config_is_silent(tmp_path: Path) -> None:
+    spec = TokenizerSpec.from_folder(write(tmp_path))
+    assert spec.add_bos is spec.add_eos is None
 
 
 def test_missing_tokenizer_is_named(tmp_path: Path) -> None:

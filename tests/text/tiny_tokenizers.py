@@ -60,11 +60,16 @@ def byte_level_backend(*, after: tuple[str, ...] = (), before: tuple[str, ...] =
 
 
 def byte_level(
-    *, after: tuple[str, ...] = (), before: tuple[str, ...] = (), add_bos: bool | None = None
+    *,
+    after: tuple[str, ...] = (),
+    before: tuple[str, ...] = (),
+    add_bos: bool | None = None,
+    add_eos: bool | None = None,
 ) -> Tokenizer:
     spec = TokenizerSpec(
         special_tokens={"bos_token": IM_START, "eos_token": IM_END, "pad_token": EOT},
         add_bos=add_bos,
+        add_eos=add_eos,
     )
     return Tokenizer(byte_level_backend(before=before, after=after), spec)
 

@@ -70,11 +70,20 @@ class Intake:
         return SamplingParams(**{**fallback, **self.sampling_defaults, **fields})
 
     def encode(
-        self, prompt: Prompt, *, add_special_tokens: bool = True, param: str = "prompt"
+        self,
+        prompt: Prompt,
+        *,
+        add_special_tokens: bool = True,
+        is_whole: bool = False,
+        param: str = "prompt",
     ) -> list[int]:
-        """The ids of one prompt, checked against the vocabulary. Raises RequestError."""
+        """The ids of one prompt, or of a text that `is_whole` (`Tokenizer.encode`), checked against
+        the vocabulary. Raises RequestError.
+        """
         if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+            ids = self.tokenizer.encode(
+                prompt, add_special_tokens=add_special_tokens, is_whole=is_whole
+            )
         else:
             ids = list(prompt)
         if not ids:

@@ -137,7 +137,7 @@ class LLM:
         texts = split_prompts(prompts, param="prompts")
         requests = []
         for text in texts:
-            ids = self._intake.encode(text, param="prompts")
+            ids = self._intake.encode(text, is_whole=True, param="prompts")
             requests.append(self._intake.embedding_request(self._next_id(), ids, pooling=pooling))
         results = [Output(None, list(r.prompt_token_ids), [Choice(0)]) for r in requests]
         self._run(requests, results, progress)

@@ -156,8 +156,9 @@ def _write_tokenizer(spec: TokenizerSpec, folder: Path) -> None:
         **tokenizer.special_tokens,
         "clean_up_tokenization_spaces": False,
     }
-    if spec.add_bos is not None:
-        config["add_bos_token"] = spec.add_bos
+    for name, rule in (("add_bos_token", spec.add_bos), ("add_eos_token", spec.add_eos)):
+        if rule is not None:
+            config[name] = rule
     if list(templates) == ["default"]:
         config["chat_template"] = templates["default"]
     elif templates:

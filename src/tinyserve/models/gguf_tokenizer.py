@@ -49,6 +49,7 @@ def read_tokenizer_spec(metadata: Metadata) -> TokenizerSpec:
         # -1, signed or not, is how some files say that there is none
         special_token_ids={n: i for n, i in special.items() if i is not None and 0 <= i < 1 << 31},
         add_bos=metadata.get("tokenizer.ggml.add_bos_token", bool),
+        add_eos=metadata.get("tokenizer.ggml.add_eos_token", bool),
         chat_template=metadata.get(_TEMPLATE, str),
         named_templates=named,
     )

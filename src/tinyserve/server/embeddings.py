@@ -134,7 +134,7 @@ def _encode(intake: Intake, inputs: Sequence[Prompt], body: EmbeddingRequest) ->
         param = "input" if len(inputs) == 1 else f"input[{i}]"
         if not text:
             raise RequestError(f"{param} is empty", param="input")
-        ids = intake.encode(text, add_special_tokens=special, param=param)
+        ids = intake.encode(text, add_special_tokens=special, is_whole=True, param=param)
         encoded.append(ids if keep is None else ids[-keep:])
     return encoded
 

@@ -1,8 +1,8 @@
 """`Tokenizer`: text to token ids and back, over the `tokenizers` library.
 
-It owns the rules the library leaves open: one BOS and never an EOS on a prompt, decoding by exact
-bytes, ids outside the vocabulary. It refuses to know where a tokenizer comes from (`TokenizerSpec`
-does) and what a chat is (`ChatTemplate` does).
+It owns the rules the library leaves open: one BOS and never an EOS on a prompt, the model's own end
+on a text to be embedded, decoding by exact bytes, ids outside the vocabulary. It refuses to know
+where a tokenizer comes from (`TokenizerSpec` does) and what a chat is (`ChatTemplate` does).
 
 Invariants: `decode(ids)` is the concatenation of `token_bytes(id)` as UTF-8, so streamed and whole
 text are equal; safe to share between threads.
@@ -40,7 +40,9 @@ class Tokenizer:
         self._backend = backend
         self._spec = replace(spec, gguf_vocab=None)  # which would keep the model's file open
         self._pieces = TokenPieces(backend)
-        self._prefix = _prompt_prefix(backend, self.bos_token_id, spec.add_bos)
+        before, after = _added_around(backend, self.bos_token_id)
+        self._prefix = _ruled(before, self.bos_token_id, spec.add_bos)
+        self._suffix = _ruled(after[::-1], self.eos_token_id, spec.add_eos)[::-1]
         self._has_warned = False
         self.vocab_size = self._pieces.vocab_size
         self.special_ids = self._pieces.special_ids
@@ -62,12 +64,16 @@ class Tokenizer:
 
         return cls(load_backend(spec, cache_dir, fingerprint), spec)
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, is_whole: bool = False
+    ) -> list[int]:
         """The ids of a prompt; special tokens written in the text become their ids (LOAD-09).
 
         With `add_special_tokens` the model's BOS comes first if it uses one, but only once: where
         the text already begins with it, none is added and the log says so once (CHAT-03). An EOS is
-        never appended (CHAT-05). A rendered chat is encoded with `add_special_tokens=False`.
+        never appended to a prompt (CHAT-05), but to a text that `is_whole`, to be embedded and not
+        continued, where the model's files say so: such models were trained to be read off there. A
+        rendered chat is encoded with `add_special_tokens=False`.
         Raises RequestError for text that is not Unicode (a lone surrogate), or that the vocabulary
         has no tokens for.
         """
@@ -77,6 +83,8 @@ class Tokenizer:
             raise RequestError("the text holds a lone surrogate, which is no character") from None
         except Exception as error:  # the library raises bare Exception
             raise RequestError(f"the tokenizer cannot encode the text: {error}") from None
+        if add_special_tokens and is_whole and tuple(ids[-len(self._suffix) :]) != self._suffix:
+            ids += self._suffix
         if not add_special_tokens or not self._prefix:
             return ids
         if ids and ids[0] == self._prefix[-1] == self.bos_token_id:
@@ -185,13 +193,10 @@ def _forget_training(backend: tokenizers.Tokenizer) -> None:
             setattr(backend.model, name, None)
 
 
-def _prompt_prefix(
-    backend: tokenizers.Tokenizer, bos_id: int | None, add_bos: bool | None
-) -> tuple[int, ...]:
-    """What goes before a prompt: the post-processor's own prefix, with BOS as `add_bos` says.
-
-    Whatever the post-processor puts after a text (EOS, mostly) is left out.
-    """
+def _added_around(
+    backend: tokenizers.Tokenizer, bos_id: int | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the post-processor puts before a text, and after it."""
     sample = "a"
     try:
         plain = backend.encode(sample, add_special_tokens=False).ids
@@ -200,9 +205,15 @@ def _prompt_prefix(
         raise ModelLoadError(f"the tokenizer cannot encode {sample!r}: {error}") from error
     starts = range(len(full) - len(plain) + 1)
     start = next((i for i in starts if full[i : i + len(plain)] == plain), 0)
-    prefix = full[:start] if plain else full[: full[:1] == [bos_id]]
-    if bos_id is not None and add_bos is False:
-        prefix = [token_id for token_id in prefix if token_id != bos_id]
-    if bos_id is not None and add_bos and bos_id not in prefix:
-        prefix = [bos_id, *prefix]
-    return tuple(prefix)
+    if not plain:
+        start = int(full[:1] == [bos_id])
+    return tuple(full[:start]), tuple(full[start + len(plain) :])
+
+
+def _ruled(ids: tuple[int, ...], token_id: int | None, add: bool | None) -> tuple[int, ...]:
+    """The ids with `token_id` first where `add` says so, without it where that says not."""
+    if token_id is not None and add is False:
+        return tuple(i for i in ids if i != token_id)
+    if token_id is not None and add and token_id not in ids:
+        return (token_id, *ids)
+    return ids

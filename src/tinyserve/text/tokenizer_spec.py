@@ -54,7 +54,8 @@ class TokenizerSpec:
 
     `add_bos`: True puts BOS before every prompt that is encoded with special tokens, False does
     not, None leaves it to the post-processor in `tokenizer.json` or to the GGUF model's default.
-    There is no `add_eos`: an EOS is never put after a prompt, whatever the files say.
+    `add_eos` is the same for an EOS after a text to be embedded; none is ever put after a prompt,
+    whatever the files say.
     """
 
     tokenizer_json: Path | None = None
@@ -64,6 +65,7 @@ class TokenizerSpec:
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # "bos_token" -> "<s>"
     special_token_ids: Mapping[str, int] = field(default_factory=dict)  # "bos_token" -> 1
     add_bos: bool | None = None
+    add_eos: bool | None = None
 
     @classmethod
     def from_folder(cls, folder: str | Path) -> TokenizerSpec:
@@ -77,13 +79,14 @@ class TokenizerSpec:
             raise ModelLoadError(_no_tokenizer_message(folder))
         config = _read_json(folder / "tokenizer_config.json")
         default, named = _read_templates(folder, config)
-        add_bos = config.get("add_bos_token")
+        add_bos, add_eos = config.get("add_bos_token"), config.get("add_eos_token")
         return cls(
             tokenizer_json=path,
             chat_template=default,
             named_templates=named,
             special_tokens=_read_special_tokens(folder, config),
             add_bos=add_bos if isinstance(add_bos, bool) else None,
+            add_eos=add_eos if isinstance(add_eos, bool) else None,
         )
 
     @classmethod
@@ -93,6 +96,7 @@ class TokenizerSpec:
         *,
         special_token_ids: Mapping[str, int] | None = None,
         add_bos: bool | None = None,
+        add_eos: bool | None = None,
         chat_template: str | None = None,
         named_templates: Mapping[str, str] | None = None,
     ) -> TokenizerSpec:
@@ -101,8 +105,8 @@ class TokenizerSpec:
         `vocab`: the arrays, or a function that reads them (slow, so not called when a cache has
         the tokenizer). `special_token_ids`: "bos_token", "eos_token", "unk_token", ... -> id
         (from `tokenizer.ggml.bos_token_id` and so on). `add_bos`: `tokenizer.ggml.add_bos_token`,
-        None when absent. `chat_template`: `tokenizer.chat_template`; `named_templates`: the rest
-        of the key `tokenizer.chat_template.<name>` -> template.
+        None when absent; `add_eos` likewise. `chat_template`: `tokenizer.chat_template`;
+        `named_templates`: the rest of the key `tokenizer.chat_template.<name>` -> template.
         """
         return cls(
             gguf_vocab=vocab,
@@ -110,6 +114,7 @@ class TokenizerSpec:
             named_templates=dict(named_templates or {}),
             special_token_ids=dict(special_token_ids or {}),
             add_bos=add_bos,
+            add_eos=add_eos,
         )
 
     def with_chat_template(self, source: str) -> TokenizerSpec:
