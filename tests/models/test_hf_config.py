@@ -74,7 +74,8 @@ def test_absent_fields_have_hugging_faces_defaults() -> None:
     assert config.rope.theta == 10000.0
     assert config.rms_norm_eps == 1e-6
     assert config.max_position_embeddings == 2048
-    assert read(LLAMA, num_key_value_heads=None, head_dim=None).num_kv_heads == 4
+    for base in (LLAMA, QWEN2, MISTRAL):
+        assert read(base, num_key_value_heads=None, head_dim=None).num_kv_heads == 4
 
 
 def test_the_model_type_stands_in_for_missing_architectures() -> None:
@@ -120,6 +121,7 @@ def test_sliding_windows(
         ({"architectures": ["GemmaForCausalLM"]}, "GemmaForCausalLM is not supported.*Qwen3"),
         ({"architectures": []}, "model_type None is not supported"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"is_causal": False}, "is_causal is false.*not supported"),
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"num_hidden_layers": "many"}, "num_hidden_layers must be a positive integer"),
         ({"vocab_size": 0}, "vocab_size must be a positive integer"),

@@ -134,6 +134,8 @@ def _refuse_variants(metadata: Metadata) -> None:
             f"{path} is one part of a split GGUF; merge the parts with llama.cpp's "
             "llama-gguf-split --merge"
         )
+    if metadata.get("{arch}.attention.causal", bool) is False:
+        raise ModelLoadError(f"{path}: attention in both directions is not supported")
     if metadata.get("{arch}.expert_count", int):
         raise ModelLoadError(f"{path}: mixture-of-experts models are not supported")
 

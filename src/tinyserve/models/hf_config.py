@@ -65,7 +65,9 @@ def read_model_config(data: Json, source: str) -> ModelConfig:
         need_count(data, "num_attention_heads", source),
     )
     num_layers = need_count(data, "num_hidden_layers", source)
-    default_kv = 8 if architecture == "MistralForCausalLM" else num_heads
+    # null means as many as attention heads; Mistral's class has 8 where nothing is said.
+    is_said = architecture != "MistralForCausalLM" or "num_key_value_heads" in data
+    default_kv = num_heads if is_said else 8
     default_head = 128 if architecture == "Qwen3ForCausalLM" else hidden_size // num_heads
     bias = flag(data, "attention_bias", False, source) and architecture in (
         "LlamaForCausalLM",
@@ -149,6 +151,10 @@ def _refuse_variants(data: Json, source: str) -> None:
         raise ModelLoadError(
             f"{source}: checkpoints quantized with {method} are not supported yet; use a GGUF file "
             "or the unquantized model (--quantization int8|int4 quantizes it at load)"
+        )
+    if not flag(data, "is_causal", True, source):
+        raise ModelLoadError(
+            f"{source}: is_causal is false: attention in both directions is not supported"
         )
     activation = data.get("hidden_act") or "silu"
     if activation not in ("silu", "swish"):
