@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tinyserve.errors import ConfigError
 from tinyserve.models import progress
 from tinyserve.models.cache import cache_dir, files_fingerprint
 from tinyserve.models.progress import shown
@@ -25,6 +26,23 @@ def test_the_folder_of_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache_dir() == Path("/home/someone/mine")
 
 
+@pytest.mark.parametrize("said", [None, "~no such user/cache"])
+def test_a_user_without_a_home_is_told_what_to_set(
+    monkeypatch: pytest.MonkeyPatch, said: str | None
+) -> None:
+    def expanduser(path: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("TINYSERVE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    if said is not None:
+        monkeypatch.setenv("TINYSERVE_CACHE", said)
+    monkeypatch.setattr(Path, "expanduser", expanduser)
+    monkeypatch.setattr(Path, "home", lambda: expanduser(Path("~")))
+    with pytest.raises(ConfigError, match="TINYSERVE_CACHE must name a folder"):
+        cache_dir()
+
+
 def test_a_fingerprint_follows_name_size_and_time(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     first.write_text("one")
@@ -37,6 +55,19 @@ def test_a_fingerprint_follows_name_size_and_time(tmp_path: Path) -> None:
     first.rename(tmp_path / "c")
     seen.append(files_fingerprint([tmp_path / "c", second]))
     assert len(set(seen)) == 4
+
+
+@pytest.mark.parametrize("size", [10, 4096, 100_000, 3_000_000])
+def test_files_of_one_name_size_and_time_are_told_apart(tmp_path: Path, size: int) -> None:
+    """Images and archives that can be built again give all their files one time."""
+    seen = set()
+    for place, byte in (("here", 0), ("here", 1), ("there", 1)):
+        path = tmp_path / place / "model.safetensors"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes([byte]) * size)
+        os.utime(path, ns=(1, 1))
+        seen.add(files_fingerprint([path]))
+    assert len(seen) == 3
 
 
 class Terminal(io.StringIO):

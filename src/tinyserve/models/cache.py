@@ -7,28 +7,39 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from tinyserve.errors import ConfigError
+
+NUM_SAMPLES, SAMPLE_SIZE = 128, 4096  # of each file, evenly spread; bytes
+
 
 def cache_dir() -> Path:
     """`$TINYSERVE_CACHE`, else `$XDG_CACHE_HOME/tinyserve`, else `~/.cache/tinyserve`.
 
-    It may not exist yet.
+    It may not exist yet. Raises ConfigError for a user without a home.
     """
     explicit = os.environ.get("TINYSERVE_CACHE")
-    if explicit:
-        return Path(explicit).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base).expanduser() if base else Path.home() / ".cache") / "tinyserve"
+    try:
+        if explicit:
+            return Path(explicit).expanduser()
+        return (Path(base).expanduser() if base else Path.home() / ".cache") / "tinyserve"
+    except RuntimeError as error:
+        raise ConfigError(f"TINYSERVE_CACHE must name a folder: {error}") from None
 
 
 def files_fingerprint(paths: Iterable[Path]) -> str:
-    """A hash over names, sizes and modification times.
+    """A hash over places, sizes, modification times and samples of the contents.
 
-    Changes whenever a file is replaced or edited.
-
-    Contents are not read, which would take seconds for what a start must do in milliseconds.
+    Changes whenever a file is replaced or edited. Times alone do not tell: archives and images
+    that can be built again give all files one, and fine-tunes of one model are of one size. The
+    whole contents would take seconds for what a start must do in milliseconds.
     """
     digest = hashlib.sha256()
     for path in sorted(paths):
         status = path.stat()
-        digest.update(f"{path.name}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        digest.update(f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        with path.open("rb", buffering=0) as file:
+            for place in range(NUM_SAMPLES):
+                file.seek(place * max(0, status.st_size - SAMPLE_SIZE) // (NUM_SAMPLES - 1))
+                digest.update(file.read(SAMPLE_SIZE))
     return digest.hexdigest()[:32]
