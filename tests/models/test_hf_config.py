@@ -90,6 +90,14 @@ def test_the_model_type_stands_in_for_missing_architectures() -> None:
         (MISTRAL, {"sliding_window": 8}, (8, 8, 8)),
         (MISTRAL, {"sliding_window": None}, ()),
         (MISTRAL, {}, (4096, 4096, 4096)),
+        (
+            MISTRAL,
+            {
+                "sliding_window": 8,
+                "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            },
+            (None, 8, None),
+        ),
         (QWEN2, {"sliding_window": 8, "use_sliding_window": False}, ()),
         (QWEN2, {"sliding_window": 8}, ()),
         (QWEN2, {"sliding_window": None, "use_sliding_window": True}, ()),

@@ -164,7 +164,7 @@ def _refuse_variants(data: Json, source: str) -> None:
 def _windows(data: Json, architecture: str, num_layers: int, source: str) -> tuple[int | None, ...]:
     """Each layer's sliding window.
 
-    Mistral slides everywhere; Qwen where `layer_types` or the older fields say.
+    Where `layer_types` say; else Mistral slides everywhere, and Qwen where the older fields say.
     """
     if architecture == "LlamaForCausalLM":
         return ()
@@ -172,11 +172,12 @@ def _windows(data: Json, architecture: str, num_layers: int, source: str) -> tup
     window = data.get("sliding_window", 4096) or None
     if window is not None:
         window = count(data, "sliding_window", 4096, source)
-    if architecture == "MistralForCausalLM":
-        return (window,) * num_layers if window else ()
-    if not flag(data, "use_sliding_window", False, source) or window is None:
+    slides = architecture == "MistralForCausalLM"
+    if window is None or not (slides or flag(data, "use_sliding_window", False, source)):
         return ()
     types = strings(data, "layer_types", source)
+    if not types and slides:
+        return (window,) * num_layers
     if not types:
         first = count(data, "max_window_layers", 28, source, least=0)
         return tuple(window if layer >= first else None for layer in range(num_layers))
