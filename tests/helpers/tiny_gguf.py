@@ -56,7 +56,8 @@ def write_tiny_gguf(
     """Write `checkpoint` with matrices of type `kind`; vectors are F32.
 
     `metadata` adds, replaces or drops keys, `without` drops tensors (GGUF names), `extra` adds F32
-    ones. K-quants, which the gguf package cannot write, get random blocks instead of the weights.
+    or I32 ones. K-quants, which the gguf package cannot write, get random blocks instead of the
+    weights.
     """
     config = checkpoint.config
     arch = ARCHITECTURES[config.architecture]
@@ -71,7 +72,7 @@ def write_tiny_gguf(
         if stored not in without:
             _add_tensor(writer, stored, _values(checkpoint, name, arch), kind)
     for name, values in (extra or {}).items():
-        writer.add_tensor(name, values.astype(np.float32))
+        writer.add_tensor(name, values if values.dtype == np.int32 else values.astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -211,6 +211,12 @@ def test_rope_factors_become_those_of_llama_3(tmp_path: Path) -> None:
     np.testing.assert_allclose(cos[99], np.cos(99 * inv_freq), atol=1e-6)
 
 
+def test_rope_factors_of_a_type_that_cannot_be_read(tmp_path: Path) -> None:
+    factors = np.ones(8, np.int32)
+    with pytest.raises(ModelLoadError, match=r"rope_freqs\.weight has type I32"):
+        reload(tmp_path, synthetic_checkpoint(), extra={"rope_freqs.weight": factors})
+
+
 def test_rope_scaling_of_the_metadata(tmp_path: Path) -> None:
     linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
     rope = reload(tmp_path, synthetic_checkpoint(), metadata=linear).config.rope

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tinyserve.errors import ModelLoadError
+from tinyserve.kernels.formats import F32
 from tinyserve.models.config import RopeConfig
 from tinyserve.models.hf_rope import max_positions, read_rope
 from tinyserve.models.rope import inverse_frequencies, rope_table
@@ -177,3 +178,42 @@ def test_a_table_refuses_what_it_cannot_make() -> None:
         rope_table(RopeConfig(kind="yarn", factor=2.0), HEAD_DIM, 4)
     with pytest.raises(ModelLoadError, match="3 factors"):
         rope_table(dataclasses.replace(RopeConfig(), freq_factors=(1.0,) * 3), HEAD_DIM, 4)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "fields"),
+    [
+        (HEAD_DIM, {"kind": "yarn", "theta": 1.0, "factor": 2.0, "original_max_position": 64}),
+        (HEAD_DIM, {"kind": "yarn", "factor": 1e-320, "original_max_position": 64}),
+        (HEAD_DIM, {"kind": "yarn", "attention_factor": 1e300, "original_max_position": 64}),
+        (HEAD_DIM, {"kind": "yarn", "beta_fast": 1e308, "original_max_position": 64}),
+        (2, {"kind": "dynamic", "factor": 2.0, "original_max_position": 2}),
+        (HEAD_DIM, {"kind": "dynamic", "factor": 1e300, "original_max_position": 2}),
+        (HEAD_DIM, {"kind": "linear", "factor": 1e-320}),
+        (HEAD_DIM, {"freq_factors": (0.0,) * (HEAD_DIM // 2)}),
+    ],
+    ids=str,
+)
+def test_parameters_without_angles_are_refused(head_dim: int, fields: dict[str, Any]) -> None:
+    """Divisions by zero and overflows end as one error, not as NaN in every logit."""
+    config = RopeConfig(**fields)
+    with pytest.raises(ModelLoadError, match=config.kind):
+        rope_table(config, head_dim, 64)
+
+
+def test_bands_that_meet_leave_nothing_to_blend() -> None:
+    """llama3 with both factors alike, as transformers takes it: kept or divided."""
+    fields = {"kind": "llama3", "factor": 4.0, "low_freq_factor": 3.0, "high_freq_factor": 3.0}
+    config = RopeConfig(original_max_position=64, **fields)
+
+    def table(config: RopeConfig) -> tuple[F32, F32]:
+        return rope_table(config, HEAD_DIM, 2)
+
+    plain, kept = (np.arctan2(sin[1], cos[1]) for cos, sin in map(table, (RopeConfig(), config)))
+    assert set(np.round(plain / kept, 3)) == {1.0, 4.0}
+
+
+@pytest.mark.parametrize("kind", ["linear", "dynamic", "yarn"])
+def test_a_length_beyond_all_numbers(kind: str) -> None:
+    scaling = {"rope_type": kind, "factor": 1e308}
+    assert max_positions({"max_position_embeddings": 64, "rope_parameters": scaling}) == 10**15

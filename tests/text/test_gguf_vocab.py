@@ -131,6 +131,13 @@ def test_sentencepiece_merges_follow_the_scores() -> None:
     assert texts(tokenizer, "held") == [" ", "he", "ld"]  # "ld" outranks "▁he", which is no piece
 
 
+@pytest.mark.parametrize("unknown", [None, -1, 2**32 - 1])
+def test_sentencepiece_whose_unknown_token_is_none_of_its_own(unknown: int | None) -> None:
+    """Some files say -1, signed or not, where they mean that there is none."""
+    vocab = gguf_sentencepiece(unk_token_id=unknown)
+    assert from_gguf(vocab).encode("hello") == sentencepiece().encode("hello")
+
+
 def test_sentencepiece_falls_back_to_bytes() -> None:
     tokenizer = sentencepiece()
     ids = tokenizer.encode("é😀", add_special_tokens=False)

@@ -187,5 +187,6 @@ def _rope_factors(file: GGUFFile) -> tuple[float, ...] | None:
     info = file.tensors.get("rope_freqs.weight")
     if info is None:
         return None
-    values = SUPPORTED[info.type_id].unpack(file.raw(info)).dequantize()
+    raw = file.raw(info)  # refuses types that are not supported
+    values = SUPPORTED[info.type_id].unpack(raw).dequantize()
     return tuple(float(value) for value in values.reshape(-1))

@@ -76,11 +76,14 @@ def max_positions(data: Json, source: str = "") -> int:
     """
     positions, scaling = _positions(data, source), _scaling(data, source)
     kind, factor = _kind(scaling), number(scaling, "factor", 1.0, source)
-    if kind in ("linear", "dynamic"):
-        return int(positions * factor)
     if kind == "yarn":
-        return max(positions, int(_original(scaling, data, source) * factor))
-    return positions
+        positions = max(positions, _times(_original(scaling, data, source), factor))
+    return _times(positions, factor) if kind in ("linear", "dynamic") else positions
+
+
+def _times(positions: int, factor: float) -> int:
+    """A stretched length; what no float can hold is longer than anything that is served."""
+    return int(min(positions * factor, 1e15))
 
 
 def _scaling(data: Json, source: str) -> Json:

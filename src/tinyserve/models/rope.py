@@ -28,11 +28,19 @@ def rope_table(config: RopeConfig, head_dim: int, max_positions: int) -> tuple[F
     """cos and sin, f32 `[max_positions, head_dim / 2]` each, with YaRN's factor multiplied in.
 
     Column i belongs to dimensions i and i + head_dim / 2 of a head (Hugging Face's half-split
-    order).
+    order). Raises ModelLoadError for parameters that give no angles.
     """
-    inv_freq, scale = inverse_frequencies(config, head_dim, max_positions)
-    angles = np.arange(max_positions, dtype=np.float64)[:, None] * inv_freq[None, :]
-    return (np.cos(angles) * scale).astype(np.float32), (np.sin(angles) * scale).astype(np.float32)
+    try:
+        with np.errstate(all="ignore"):
+            inv_freq, scale = inverse_frequencies(config, head_dim, max_positions)
+            angles = np.arange(max_positions, dtype=np.float64)[:, None] * inv_freq[None, :]
+            tables = [(turn(angles) * scale).astype(np.float32) for turn in (np.cos, np.sin)]
+    except (ArithmeticError, ValueError) as error:  # divisions by zero, logarithms of nothing
+        raise ModelLoadError(f"rope scaling {config.kind!r} makes no sense: {error}") from None
+    cos, sin = tables
+    if not np.isfinite(cos[-1]).all() or not np.isfinite(sin[-1]).all():
+        raise ModelLoadError(f"rope scaling {config.kind!r}: its parameters give no finite angles")
+    return cos, sin
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int, max_positions: int) -> tuple[F64, float]:

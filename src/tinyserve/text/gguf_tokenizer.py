@@ -185,7 +185,8 @@ def _sentencepiece_bpe(vocab: GGUFVocab, bos_token_id: int) -> tokenizers.Tokeni
     if not vocab.scores:
         raise ModelLoadError("the GGUF has no tokenizer.ggml.scores")
     ids = _known_tokens(vocab)
-    unknown = vocab.tokens[0 if vocab.unk_token_id is None else vocab.unk_token_id]
+    unk_id = vocab.unk_token_id or 0
+    unknown = vocab.tokens[unk_id if 0 <= unk_id < len(vocab.tokens) else 0]  # -1 says none
     tokenizer = Tokenizer(
         models.BPE(
             ids,
