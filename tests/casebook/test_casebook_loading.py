@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers.live_server import live, ok
 from helpers.tiny_gguf import write_tiny_gguf
+from safetensors.numpy import load_file, save_file
 
 from tinyserve import LLM, SamplingParams, TinyServeConfig
 from tinyserve.engine.build import build_engine
@@ -154,6 +155,27 @@ def test_every_float_type_computes(tmp_path: Path, stored: str, dtype: str) -> N
     ]
     assert np.isfinite(scores).all()
     np.testing.assert_allclose(*scores, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value"), [("auto", float("nan")), ("auto", float("inf")), ("f16", 1e5)]
+)
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.mlp.down_proj.weight"])
+def test_weights_that_compute_no_numbers_are_refused_at_the_start(
+    folder: Path, name: str, dtype: str, value: float
+) -> None:
+    """LOAD-06: not by an error for every request."""
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name] = tensors[name].copy()
+    tensors[name][..., 3] = value
+    save_file(tensors, folder / "model.safetensors")
+    if dtype == "f16" and tensors[name].ndim == 1:  # norms stay in f32
+        LLM(str(folder), dtype=dtype, **SMALL)
+        return
+    with pytest.raises(ModelLoadError, match=r"no numbers.*f16"):
+        LLM(str(folder), dtype=dtype, **SMALL)
+    if dtype == "f16":
+        LLM(str(folder), dtype="bf16", **SMALL)
 
 
 @pytest.mark.parametrize(

