@@ -230,3 +230,20 @@ def test_a_full_disk_leaves_no_half_file(
         load(checkpoint, native)
     assert "No space left" in caplog.text
     assert list(cache_folder.iterdir()) == []
+
+
+def test_what_killed_writers_left_is_removed(
+    checkpoint: Checkpoint, native: NativeBackend, cache_folder: Path
+) -> None:
+    """A process that is killed while it writes, again and again, fills no disk."""
+    cache_folder.mkdir(parents=True)
+    old, young, other = (cache_folder / name for name in ("a.tmp", "b.tmp", "c.bin"))
+    for path in (old, young, other):
+        path.write_bytes(b"half a model")
+    for path in (old, other):
+        os.utime(path, (1, 1))
+    load(checkpoint, native)
+    assert not old.exists()
+    assert young.exists()  # somebody may be writing it
+    assert other.exists()
+    assert len(list(cache_folder.glob("*.bin"))) == 2

@@ -8,12 +8,14 @@ that does not check out is ignored and written anew. Only the native back end pa
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
 import tempfile
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -31,6 +33,8 @@ logger = logging.getLogger("tinyserve")
 
 LARGEST = 2 << 30  # bytes; larger models are packed at every start rather than kept twice on disk
 ALIGNMENT = 64
+UNDONE = ".tmp"  # files that are still written
+STALE_S = 3600  # nobody writes for so long
 
 
 class PackedCache:
@@ -122,7 +126,8 @@ class PackedCache:
         matrices = {key: _entry(linear, place) for key, linear in self._prepared.items()}
         header = json.dumps(matrices).encode() + b"\n"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+        _sweep(path.parent)
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=UNDONE, delete=False) as file:
             try:
                 file.write(_first_line(0) + header)
                 checksum = zlib.crc32(header)
@@ -137,6 +142,14 @@ class PackedCache:
             except BaseException:
                 os.unlink(file.name)
                 raise
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what writers that were killed have left: else each of them would cost a model."""
+    for path in folder.glob(f"*{UNDONE}"):
+        with contextlib.suppress(FileNotFoundError):  # another process sweeps, too
+            if time.time() - path.stat().st_mtime > STALE_S:
+                path.unlink()
 
 
 def _first_line(checksum: int) -> bytes:
