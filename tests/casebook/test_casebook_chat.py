@@ -8,6 +8,11 @@ from typing import Any
 import pytest
 from helpers.fake_service import make_engine
 from helpers.live_server import Live, live, ok
+from helpers.tiny_gguf import DROP, write_tiny_gguf
+
+from tinyserve import LLM, SamplingParams, TinyServeConfig
+from tinyserve.engine.build import build_engine
+from tinyserve.models.synthetic import synthetic_checkpoint
 
 CHAT, PATH = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -100,3 +105,77 @@ def test_truncation_that_makes_no_sense(served: Live, value: Any) -> None:
         refused = served.post(path, **body, truncate_prompt_tokens=value)
         assert refused.status_code == 400
         assert refused.json()["error"]["param"] == "truncate_prompt_tokens"
+
+
+SPACED = 400  # a token that begins with a space
+
+
+@pytest.fixture(scope="module")
+def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A server of a model whose words begin with a space, the first of a text excepted."""
+    words = [f"\u2581w{i}" for i in range(259, 512)]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
+    said = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * len(words)],
+        "tokenizer.ggml.scores": [-float(i) for i in range(512)],
+        "tokenizer.ggml.merges": DROP,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    path = tmp_path_factory.mktemp("model") / "m.gguf"
+    write_tiny_gguf(path, synthetic_checkpoint(), metadata=said)
+    config = {"model": {"name": str(path), "threads": 1}, "cache": {"num_blocks": 64}}
+    with live(build_engine(TinyServeConfig.from_dict(config))) as served:
+        yield served
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_goes_on_from_a_text_keeps_its_first_space(sentencepiece: Live, stream: bool) -> None:
+    """LOG-06: prompt and answer make one text, whether the server joins them or the client."""
+    body = {"max_tokens": 2, "allowed_token_ids": [SPACED], "logprobs": 0}
+    two = f" w{SPACED} w{SPACED}"
+
+    def complete(**more: Any) -> tuple[str, list[str], list[int]]:
+        if stream:
+            chunks = sentencepiece.stream(PATH, **body, **more)
+        else:
+            chunks = [ok(sentencepiece.post(PATH, **body, **more))]
+        pieces = [chunk["choices"][0] for chunk in chunks]
+        scores = [piece["logprobs"] for piece in pieces if piece["logprobs"]]
+        return (
+            "".join(piece["text"] for piece in pieces),
+            [token for score in scores for token in score["tokens"]],
+            [offset for score in scores for offset in score["text_offset"]],
+        )
+
+    text, tokens, offsets = complete(prompt="so")
+    assert text == "".join(tokens) == two
+    assert offsets == [0, 5]
+    text, tokens, offsets = complete(prompt="so", echo=True)
+    assert text == f"so{two}"
+    assert offsets[-2:] == [2, 7]
+    text, tokens, offsets = complete(prompt=[1])  # nothing that shows comes before it
+    assert text == two[1:]
+    assert offsets == [0, 4]
+
+
+@pytest.mark.parametrize("going_on", [False, True])
+def test_a_message_begins_without_a_space_unless_it_goes_on(
+    sentencepiece: Live, going_on: bool
+) -> None:
+    messages = [{"role": "user", "content": "so"}]
+    if going_on:
+        messages.append({"role": "assistant", "content": "and"})
+    params = {"max_tokens": 2, "allowed_token_ids": [SPACED]}
+    text = f" w{SPACED} w{SPACED}"
+    expected = text if going_on else text[1:]
+    body = {"messages": messages, "continue_final_message": going_on, **params}
+    answer = ok(sentencepiece.post(CHAT, **body))
+    assert answer["choices"][0]["message"]["content"] == expected
+
+    llm = LLM.from_engine(build_engine(sentencepiece.engine.config))
+    settings = SamplingParams(**params)
+    (output,) = llm.chat(messages, settings, continue_final_message=going_on)
+    assert output.text == expected
+    assert llm.generate("so", settings)[0].text == text

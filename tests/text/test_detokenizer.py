@@ -71,6 +71,8 @@ def test_only_the_first_marker_is_stripped() -> None:
     assert pieces(SENTENCEPIECE, ids) == ["", "hello", " world", ""]
     assert pieces(SENTENCEPIECE, ids, skip=False) == ["<s>", " hello", " world", ""]
     assert pieces(SENTENCEPIECE, ids[2:]) == ["world", ""]
+    going_on = SENTENCEPIECE.detokenizer(continues=True)
+    assert going_on.push(ids[2]) == " world"
 
 
 def test_sequences_do_not_share_state() -> None:

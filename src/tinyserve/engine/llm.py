@@ -149,7 +149,7 @@ class LLM:
         (text,) = _only(split_prompts(prompt, param="prompt"))
         ids = self._intake.encode(text)
         settled = self._params(params, {"max_tokens": COMPLETION_MAX_TOKENS})
-        return self._stream(self._intake.request(self._next_id(), ids, settled))
+        return self._stream(self._intake.request(self._next_id(), ids, settled, continues=True))
 
     def stream_chat(
         self,
@@ -244,7 +244,7 @@ class LLM:
     ) -> list[Output]:
         # All are made before any is added, so that a refusal leaves nothing behind.
         requests = [
-            self._intake.request(self._next_id(), ids, p)
+            self._intake.request(self._next_id(), ids, p, continues=True)
             for ids, p in zip(prompts, params, strict=True)
         ]
         results = [

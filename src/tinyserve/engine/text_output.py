@@ -18,7 +18,11 @@ class ChoiceText:
     __slots__ = ("_detokenizer", "_output", "_plain_texts", "stop_hit")
 
     def __init__(
-        self, tokenizer: Tokenizer, params: SamplingParams, visible_ids: frozenset[int]
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        visible_ids: frozenset[int],
+        continues: bool,
     ) -> None:
         self._output = TextOutput(
             tokenizer,
@@ -26,6 +30,7 @@ class ChoiceText:
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             visible_ids=visible_ids,
+            continues=continues,
         )
         self._detokenizer = self._output.only_detokenizer
         self._plain_texts = self._detokenizer.plain_texts if self._detokenizer else None
@@ -49,10 +54,15 @@ class ChoiceText:
 
 
 def text_factory(
-    tokenizer: Tokenizer, params: SamplingParams, visible_ids: frozenset[int] = frozenset()
+    tokenizer: Tokenizer,
+    params: SamplingParams,
+    visible_ids: frozenset[int] = frozenset(),
+    *,
+    continues: bool = False,
 ) -> Callable[[], ChoiceText]:
     """A maker of one ChoiceText per choice, for `EngineRequest.text`.
 
-    `visible_ids` are special tokens that are shown even where others are skipped.
+    `visible_ids` are special tokens that are shown even where others are skipped; `continues` as in
+    `Tokenizer.detokenizer`.
     """
-    return lambda: ChoiceText(tokenizer, params, visible_ids)
+    return lambda: ChoiceText(tokenizer, params, visible_ids, continues)

@@ -23,7 +23,7 @@ from tinyserve.text.tool_use import ToolUse
 @dataclass(frozen=True)
 class Turn:
     """`thinking`: whether the prompt ends in thinking that is open, closed, or in none (None).
-    `response_format` is OpenAI's.
+    `response_format` is OpenAI's. `continues`: the answer goes on from the last message.
     """
 
     intake: Intake
@@ -31,6 +31,7 @@ class Turn:
     tools: ToolUse | None
     thinking: bool | None
     response_format: Mapping[str, Any] | None = None
+    continues: bool = False
 
     @classmethod
     def after(
@@ -45,7 +46,8 @@ class Turn:
         definitions = None if tools is None else tools.definitions
         ids = intake.encode_chat(messages, tools=definitions, **template)
         thinking = thinking_after(intake.tokenizer.decode(ids, skip_special_tokens=False), messages)
-        return cls(intake, ids, tools, thinking, response_format)
+        continues = bool(template.get("continue_final_message"))
+        return cls(intake, ids, tools, thinking, response_format, continues)
 
     def request(self, request_id: str, params: SamplingParams) -> EngineRequest:
         """What the engine is asked. Raises RequestError."""
@@ -62,6 +64,7 @@ class Turn:
             self.prompt_ids,
             params,
             visible_ids=form.visible_ids(self.tools, special_id),
+            continues=self.continues,
             grammar=grammar,
         )
 

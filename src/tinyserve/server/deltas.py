@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from tinyserve.engine.request import RequestOutput
 from tinyserve.engine.sampling import SampledToken
+from tinyserve.text.detokenizer import IncrementalDetokenizer
 from tinyserve.text.tokenizer import Tokenizer
 
 MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot write
@@ -67,6 +68,7 @@ class PromptPart:
     first_index: int  # choice index of its first choice
     token_ids: Sequence[int]
     echo_text: str = ""
+    continues: bool = False  # the choices' text goes on from the prompt's
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,11 @@ class DeltaMaker:
         index += part.first_index
         choice = self._choices.get(index)
         if choice is None:
-            scorer = _Offsets(self._tokenizer, self._options.skip_special_tokens)
+            detokenizer = self._tokenizer.detokenizer(
+                skip_special_tokens=self._options.skip_special_tokens,
+                continues=part.continues and not self._options.score_prompt,
+            )
+            scorer = _Offsets(detokenizer)
             choice = self._choices[index] = _Choice(index, scorer)
         return choice
 
@@ -183,8 +189,8 @@ class _Offsets:
 
     __slots__ = ("_detokenizer", "_length")
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
-        self._detokenizer = tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
+    def __init__(self, detokenizer: IncrementalDetokenizer) -> None:
+        self._detokenizer = detokenizer
         self._length = 0
 
     def next_offset(self, token_id: int) -> int:

@@ -163,6 +163,7 @@ class Service:
             options,
             writer,
             identity.response_id,
+            continues=True,
             grammar=grammar,
         )
 
@@ -203,6 +204,7 @@ class Service:
                 options,
                 make_writer(context),
                 context.identity.response_id,
+                continues=bool(body.continue_final_message),
                 visible_ids=context.visible_ids,
                 grammar=await self._compiled(spec),
             )
@@ -234,9 +236,14 @@ class Service:
         options: DeltaOptions,
         writer: Writer,
         group: str,
+        *,
+        continues: bool,
         **extra: Any,
     ) -> Prepared:
-        """`group` is the answer's id, so that logs and traces name what the client has seen."""
+        """`group` is the answer's id, so that logs and traces name what the client has seen.
+        `continues`: the text goes on from the prompt's.
+        """
+        tokenizer = self.engine.intake.tokenizer
         requests: list[EngineRequest] = []
         parts: list[PromptPart] = []
         for i, (ids, echo) in enumerate(zip(*prompts, strict=True)):
@@ -249,13 +256,13 @@ class Service:
                 cache_salt=body.cache_salt,
                 speculative=body.speculative is not False,
                 client=client,
+                continues=continues,
                 **extra,
             )
             requests.append(request)
-            parts.append(
-                PromptPart(request.request_id, i * params.n, request.prompt_token_ids, echo)
-            )
-        deltas = DeltaMaker(self.engine.intake.tokenizer, parts, options)
+            goes_on = continues and tokenizer.has_text(kept)
+            parts.append(PromptPart(request.request_id, i * params.n, kept, echo, goes_on))
+        deltas = DeltaMaker(tokenizer, parts, options)
         check_scores(requests, options, is_stream=bool(body.stream))
         job = Job(group, client, requests, deltas, num_choices=params.n * len(parts))
         return Prepared(job, writer, bool(body.stream))

@@ -24,11 +24,12 @@ class TextOutput:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         visible_ids: frozenset[int] = frozenset(),
+        continues: bool = False,
     ) -> None:
         stops = tuple(stops)
         self._special_stops = special_stops(tokenizer, stops)
         self._detokenizer = tokenizer.detokenizer(
-            skip_special_tokens=skip_special_tokens, visible_ids=visible_ids
+            skip_special_tokens=skip_special_tokens, visible_ids=visible_ids, continues=continues
         )
         self._checker = StopChecker(stops, include_in_output=include_stop)
         self._include_stop = include_stop

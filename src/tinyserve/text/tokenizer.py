@@ -119,12 +119,27 @@ class Tokenizer:
         return self._pieces.bytes_of(token_id).decode(errors="replace")
 
     def detokenizer(
-        self, *, skip_special_tokens: bool = True, visible_ids: frozenset[int] = frozenset()
+        self,
+        *,
+        skip_special_tokens: bool = True,
+        visible_ids: frozenset[int] = frozenset(),
+        continues: bool = False,
     ) -> IncrementalDetokenizer:
-        """A fresh incremental detokenizer for one sequence; `visible_ids` are never skipped."""
+        """A fresh incremental detokenizer for one sequence; `visible_ids` are never skipped.
+
+        `continues`: the sequence goes on from a text, so that a space it begins with is one, and
+        not SentencePiece's mark of a first word.
+        """
         return IncrementalDetokenizer(
-            self._pieces, skip_special_tokens=skip_special_tokens, visible_ids=visible_ids
+            self._pieces,
+            skip_special_tokens=skip_special_tokens,
+            visible_ids=visible_ids,
+            continues=continues,
         )
+
+    def has_text(self, ids: Iterable[int]) -> bool:
+        """Whether anything but special tokens is among the ids."""
+        return any(i not in self.special_ids for i in ids)
 
     def is_special(self, token_id: int) -> bool:
         """Whether the token is skipped by `skip_special_tokens`."""
