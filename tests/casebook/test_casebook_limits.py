@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.fake_service import make_engine, tokenizer
-from helpers.live_server import Live, live
+from helpers.live_server import Live, live, ok
 
 from tinyserve.text import tokenizer as tokenizer_module
 
@@ -95,3 +95,16 @@ def test_short_and_long_texts_are_encoded_alike(monkeypatch: pytest.MonkeyPatch)
 def test_the_list_of_models_with_and_without_a_slash(served: Live, path: str) -> None:
     """CHAT-12"""
     assert served.client.get(path).json()["data"][0]["id"] == "synthetic"
+
+
+def test_a_slash_at_the_end_is_no_other_place(served: Live) -> None:
+    """HTTP-03: nobody is sent elsewhere, which behind a proxy would be another host or scheme."""
+    body = {"prompt": "a", "max_tokens": 1}
+    for path in ("/v1/completions", "/v1/completions/"):
+        assert len(ok(served.post(path, **body))["choices"]) == 1
+    for path in ("/health/", "/version/", "/docs/"):
+        assert served.client.get(path, follow_redirects=path == "/docs/").status_code == 200
+    for path, status in (("/v1/nothing/", 404), ("/v1/completions/", 405)):
+        response = served.client.get(path)
+        assert response.status_code == status
+        assert path in response.json()["error"]["message"]

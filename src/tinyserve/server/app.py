@@ -72,6 +72,7 @@ def create_app(
         add_routes(endpoints, state)
     reference = Reference(endpoints, OPEN_PATHS if state.keys else None)
     app = Starlette(routes=[*endpoints.routes(), *reference.routes()], lifespan=lifespan)
+    app.router.redirect_slashes = False  # `NamedRoute` has its own way
     app.state.tinyserve = state
     _add_middleware(app, state)
     app.add_middleware(HTTPMeter, metrics=state.observer.http)  # the last one is the outermost

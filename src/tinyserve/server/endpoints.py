@@ -62,8 +62,13 @@ class Endpoints:
 
 
 class NamedRoute(Route):
-    """Leaves itself in the request's scope, for whoever counts requests by route."""
+    """Leaves itself in the request's scope, for whoever counts requests by route. A slash at the
+    end of a path is passed over: a redirect would name host and scheme as they look from behind a
+    proxy, and not every client follows one with its body and its key.
+    """
 
     def matches(self, scope: Scope) -> tuple[Match, Any]:
         match, found = super().matches(scope)
+        if match is Match.NONE and scope["path"].endswith("/"):
+            match, found = super().matches({**scope, "path": scope["path"].rstrip("/")})
         return match, {**found, "route": self}

@@ -34,7 +34,6 @@ LOOK_S = 0.25  # how often a recording looks whether its client is still there
 
 
 def add_routes(routes: Endpoints, state: ServerState) -> None:
-    @routes.get("/metrics/", in_document=False)
     @routes.get("/metrics")
     async def metrics(request: Request) -> Response:
         """Prometheus text: vLLM's metric names, and tinyserve's own."""

@@ -42,8 +42,6 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
     @routes.get("/v1/models/{name:path}", parameters=[NAME])
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
-        if not name:  # /v1/models/
-            return await models(request)
         service, _ = state.ready()
         if name not in (*service.names, ALIAS):
             raise UnknownModelError(name)
