@@ -115,6 +115,7 @@ def test_an_unknown_name_is_an_error(tmp_path: Path) -> None:
         ({"metadata": {"general.architecture": "gpt5"}}, "'gpt5' is not supported.*llama, qwen2"),
         ({"metadata": {"llama.expert_count": 8}}, "mixture-of-experts"),
         ({"metadata": {"llama.attention.causal": False}}, "in both directions is not supported"),
+        ({"metadata": {"general.type": "adapter"}}, "is an adapter.*not a model"),
         ({"metadata": {"split.count": 3}}, "split GGUF.*merge"),
         ({"metadata": {"llama.rope.scaling.type": "longrope"}}, "'longrope' is not supported"),
         ({"metadata": {"llama.rope.dimension_count": 8}}, "rope.dimension_count is 8"),

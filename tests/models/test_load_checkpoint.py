@@ -62,6 +62,17 @@ def test_names_that_mean_nothing(
         load_checkpoint(name)
 
 
+@pytest.mark.parametrize("has_base", [False, True])
+def test_an_adapter_is_never_left_out_in_silence(tmp_path: Path, has_base: bool) -> None:
+    """LORA-01: transformers applies it, whether the base model lies beside it or elsewhere."""
+    if has_base:
+        write_checkpoint(synthetic_checkpoint(), tmp_path, dtype="f32")
+        load_checkpoint(str(tmp_path))
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(ModelLoadError, match=r"adapter.*merge it"):
+        load_checkpoint(str(tmp_path))
+
+
 def test_an_empty_folder_and_a_bare_tensor_file(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"neither a config\.json nor a \.gguf"):
         load_checkpoint(str(tmp_path))

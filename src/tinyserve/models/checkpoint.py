@@ -146,6 +146,11 @@ def _load_existing(path: Path, name: str) -> Checkpoint:
                 f"{path} is a file of tensors; name its folder instead: {path.parent}"
             )
         return _load_gguf(path, name)
+    if (path / "adapter_config.json").is_file():
+        raise ModelLoadError(
+            f"{path} holds an adapter (adapter_config.json), which is not supported: merge it into "
+            "its base model, and serve the folder of that"
+        )
     if (path / "config.json").is_file():
         from tinyserve.models.hf_folder import load_folder
 

@@ -134,6 +134,8 @@ def _refuse_variants(metadata: Metadata) -> None:
             f"{path} is one part of a split GGUF; merge the parts with llama.cpp's "
             "llama-gguf-split --merge"
         )
+    if metadata.get("general.type", str) == "adapter":
+        raise ModelLoadError(f"{path} is an adapter (LoRA), not a model; merge it into its base")
     if metadata.get("{arch}.attention.causal", bool) is False:
         raise ModelLoadError(f"{path}: attention in both directions is not supported")
     if metadata.get("{arch}.expert_count", int):
