@@ -65,10 +65,26 @@ def test_ends_outside_the_vocabulary_are_ignored(
     assert len(greedy(llm, ignore_eos=True)) == 6
 
 
+@pytest.mark.parametrize("eos", [None, 1])
+def test_the_tokenizers_own_end_ends_an_answer(folder: Path, eos: int | None) -> None:
+    """LOAD-02: fine-tuned on conversations, a model ends as its tokenizer says, whatever the base
+    model's config.json still does.
+    """
+    own = LLM("synthetic", **SMALL).engine.intake.tokenizer.eos_token_id
+    assert own is not None
+    edit(folder / "config.json", eos_token_id=eos)
+    edit(folder / "generation_config.json", eos_token_id=eos)
+    llm = LLM(str(folder), **SMALL)
+    assert greedy(llm, allowed_token_ids=[own]) == [own]
+    assert own not in greedy(llm, min_tokens=6)
+    assert greedy(llm, structured_outputs={"regex": "a"})[-1] in (own, eos)
+
+
 def test_a_grammar_needs_an_end(folder: Path) -> None:
     """LOAD-02: a model that names no end answers, and says why it cannot keep to a grammar."""
     edit(folder / "config.json", eos_token_id=None)
     edit(folder / "generation_config.json", eos_token_id=[-1])
+    edit(folder / "tokenizer_config.json", eos_token=None)
     llm = LLM(str(folder), **SMALL)
     assert len(greedy(llm)) == 6
     with pytest.raises(RequestError, match="end token"):

@@ -104,6 +104,7 @@ def assemble(
 ) -> Engine:
     """An engine over any runner; `config` is resolved."""
     vocab_size = checkpoint.config.vocab_size
+    eos_token_ids = ends_of_text(checkpoint, tokenizer)
     cache, scheduler = config.cache, config.scheduler
     assert cache.num_blocks is not None
     assert scheduler.max_model_len is not None
@@ -111,7 +112,7 @@ def assemble(
         runner,
         KVManager.from_config(cache),
         scheduler,
-        eos_token_ids=checkpoint.eos_token_ids,
+        eos_token_ids=eos_token_ids,
         vocab_size=vocab_size,
         drafter=drafter,
         draw=make_draw(config.spec),
@@ -133,7 +134,7 @@ def assemble(
         intake=Intake(
             tokenizer,
             limits,
-            GrammarCompiler(tokenizer, vocab_size, checkpoint.eos_token_ids),
+            GrammarCompiler(tokenizer, vocab_size, eos_token_ids),
             defaults,
             resolve_pooling(config.model, checkpoint),
             config.model.default_chat_template_kwargs or {},
@@ -146,6 +147,16 @@ def assemble(
         model=checkpoint.config,
         weight_formats=runner.decoder.formats() if isinstance(runner, ModelRunner) else (),
     )
+
+
+def ends_of_text(checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The ids that the model's files name, and its tokenizer's own EOS. Who fine-tunes a model on
+    conversations often changes the latter alone, and answers would never end.
+    """
+    own, named = tokenizer.eos_token_id, checkpoint.eos_token_ids
+    if own is None or own in named or own >= checkpoint.config.vocab_size:
+        return named
+    return (*named, own)
 
 
 def tokenizer_spec(options: ModelOptions, checkpoint: Checkpoint) -> TokenizerSpec:
