@@ -14,6 +14,7 @@ from helpers.live_server import live, ok
 from tinyserve import LLM, TinyServeConfig
 from tinyserve.config import ModelOptions
 from tinyserve.engine.build import build_engine, resolve_pooling
+from tinyserve.errors import ModelLoadError
 from tinyserve.models.checkpoint import Checkpoint, load_checkpoint
 from tinyserve.models.export import write_checkpoint, write_safetensors
 from tinyserve.models.layout import LM_HEAD
@@ -74,6 +75,19 @@ def test_pooling_is_what_the_files_say(
     assert resolve_pooling(ModelOptions(), checkpoint) == (want or "mean")
     assert resolve_pooling(ModelOptions(pooling="last"), checkpoint) == "last"
     assert resolve_pooling(ModelOptions(pooling="mean"), checkpoint) == "mean"
+
+
+def test_modules_after_the_pooling_are_refused_by_name(tmp_path: Path) -> None:
+    write_embedding_model(tmp_path)
+    kinds = ["models.Transformer", "models.Pooling", "models.Normalize"]
+    for more in ([], ["models.Dense"]):
+        modules = [{"type": f"sentence_transformers.{kind}"} for kind in [*kinds, *more]]
+        (tmp_path / "modules.json").write_text(json.dumps(modules))
+        if more:
+            with pytest.raises(ModelLoadError, match=r"modules\.json: a module Dense is not supp"):
+                load_checkpoint(str(tmp_path))
+        else:
+            load_checkpoint(str(tmp_path))
 
 
 def test_a_text_is_embedded_with_the_end_that_the_files_put_after_it(tmp_path: Path) -> None:

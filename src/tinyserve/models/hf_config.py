@@ -44,13 +44,18 @@ def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
     """A JSON object; {} where an optional file is absent. Raises ModelLoadError naming the file."""
     if not required and not path.is_file():
         return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"cannot read {path}: {error}") from error
+    value = read_value(path)
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path} does not hold a JSON object")
     return value
+
+
+def read_value(path: Path) -> Any:
+    """Any JSON. Raises ModelLoadError naming the file."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelLoadError(f"cannot read {path}: {error}") from error
 
 
 def read_model_config(data: Json, source: str) -> ModelConfig:

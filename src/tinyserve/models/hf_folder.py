@@ -7,6 +7,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
+from tinyserve.errors import ModelLoadError
 from tinyserve.models.cache import files_fingerprint
 from tinyserve.models.checkpoint import Checkpoint, drawable_ids
 from tinyserve.models.config import ModelConfig
@@ -15,6 +16,7 @@ from tinyserve.models.hf_config import (
     read_json,
     read_model_config,
     read_sampling_defaults,
+    read_value,
 )
 from tinyserve.models.layout import LM_HEAD, check_layout, tensor_shapes, unexpected
 from tinyserve.models.safetensors_loader import (
@@ -31,6 +33,7 @@ _FINGERPRINTED = (
     "tokenizer.json",
     "tokenizer_config.json",
 )
+MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +69,16 @@ def load_folder(folder: Path, name: str) -> Checkpoint:
 
 
 def _read_pooling(folder: Path) -> str | None:
-    """How sentence-transformers pools this model, if it says so."""
+    """How sentence-transformers pools this model, if it says so.
+
+    Raises ModelLoadError where it would do more, which makes other embeddings.
+    """
+    path = folder / "modules.json"
+    modules = read_value(path) if path.is_file() else []
+    for module in modules if isinstance(modules, list) else []:
+        kind = str(module.get("type") if isinstance(module, dict) else None).rpartition(".")[2]
+        if kind not in MODULES:
+            raise ModelLoadError(f"{path}: a module {kind} is not supported ({', '.join(MODULES)})")
     said = read_json(folder / "1_Pooling" / "config.json", required=False)
     if said.get("pooling_mode_lasttoken") is True:
         return "last"
