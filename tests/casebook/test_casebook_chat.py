@@ -83,6 +83,27 @@ def test_a_refusal_in_the_history_is_text(served: Live) -> None:
     assert counts[0] == counts[1]
 
 
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        ({"refusal": "no"}, "no"),
+        ({"reasoning_content": "hm", "refusal": None}, ""),  # cut off while it was thinking
+        ({"reasoning": "hm"}, ""),
+    ],
+)
+def test_an_answer_without_content_may_come_back(
+    served: Live, said: dict[str, Any], text: str
+) -> None:
+    """CHAT-10: clients send back what OpenAI's and vLLM's servers have answered."""
+    ids = []
+    for turn in ({"content": None, **said}, {**said, "content": text}):
+        messages = [*HELLO, {"role": "assistant", **turn}, *HELLO]
+        ids.append(ok(served.post("/tokenize", messages=messages))["tokens"])
+    assert ids[0] == ids[1]
+    messages = [*HELLO, {"role": "user", "content": None, **said}]
+    assert served.post(CHAT, messages=messages).status_code == 400
+
+
 @pytest.mark.parametrize("max_tokens", [0, 1, 20, 511])
 def test_truncation_to_the_room(served: Live, max_tokens: int) -> None:
     """LIM-12: -1 keeps the end of the prompt that leaves room for the answer; nothing else does."""

@@ -174,11 +174,11 @@ class ChatTemplate:
 def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Copies of the messages in the form that templates expect.
 
-    Content becomes a string: text parts are joined by newlines, null (allowed beside tool calls)
-    is empty. "developer" becomes "system". Arguments of tool calls, JSON text in OpenAI's API,
-    become objects. The older `function_call` and role "function" become tool calls and "tool",
-    `reasoning` becomes `reasoning_content`. Other keys stay. Raises RequestError naming the message
-    at fault.
+    Content becomes a string: text parts are joined by newlines, null (allowed beside tool calls
+    and thinking) is empty, or the refusal that came instead. "developer" becomes "system".
+    Arguments of tool calls, JSON text in OpenAI's API, become objects. The older `function_call`
+    and role "function" become tool calls and "tool", `reasoning` becomes `reasoning_content`. Other
+    keys stay. Raises RequestError naming the message at fault.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
         raise RequestError("messages must be a list with at least one message", param="messages")
@@ -228,10 +228,12 @@ def _normalise(message: Any, where: str) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if not calls and function_call:
         calls = [{"type": "function", "function": function_call}]
-    has_calls = role == "assistant" and bool(calls)
-    result["content"] = content_text(
-        message.get("content"), f"{where}.content", may_be_null=has_calls
-    )
+    content, may_be_null = message.get("content"), False
+    if role == "assistant":
+        may_be_null = any((calls, message.get("reasoning_content"), message.get("reasoning")))
+        if content is None and isinstance(message.get("refusal"), str):
+            content = message["refusal"]
+    result["content"] = content_text(content, f"{where}.content", may_be_null=may_be_null)
     if calls:
         if not isinstance(calls, (list, tuple)):
             raise RequestError(f"{where}.tool_calls must be a list", param=f"{where}.tool_calls")
