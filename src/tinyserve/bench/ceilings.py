@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -16,6 +17,8 @@ from tinyserve.kernels.packing import aligned_bytes
 READ, FMA, INT16, U4S8 = range(4)
 READ_BYTES = 128 << 20
 CACHES = 96 << 20  # bytes that no cache holds
+LONG_S = 3.0  # of a case's rounds: then no further one
+REST_S = 0.005  # between runs of two engines: idle threads stay awake for a while
 
 
 def read_bandwidth(variant: str, threads: int, repeat: int = 5) -> float:
@@ -64,11 +67,26 @@ class Ceilings:
         self._found.setdefault(name, []).append(per_second / 1e9)
 
 
-def seconds_of(program: Compiled, batch: Batch, repeat: int) -> float:
-    """The median time of a step, the first one left out."""
-    times = []
-    for _ in range(repeat + 1):
-        begin = time.perf_counter()
-        program.run(batch)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times[1:])
+def rounds_of(runs: Sequence[Callable[[], float]], repeat: int) -> list[tuple[float, ...]]:
+    """Seconds of each run, in turns, round by round, the first one left out. Where rounds are long
+    there are fewer of them, but one at least.
+    """
+    rest_s = REST_S if len(runs) > 1 else 0.0
+    rounds: list[tuple[float, ...]] = []
+    begin = time.perf_counter()
+    while len(rounds) <= repeat:
+        found = []
+        for run in runs:
+            time.sleep(rest_s)
+            found.append(run())
+        rounds.append(tuple(found))
+        if len(rounds) > 1 and time.perf_counter() - begin > LONG_S:
+            break
+    return rounds[1:]
+
+
+def step_seconds(program: Compiled, batch: Batch) -> float:
+    """The time of one step."""
+    begin = time.perf_counter()
+    program.run(batch)
+    return time.perf_counter() - begin

@@ -1,27 +1,34 @@
 """Each kernel against what the machine could do: read bandwidth and multiply rate, in the same run.
 
     python -m tinyserve.bench.kernels --models 135m,0.5b --formats u4,int8 --rows 1,4,16,512
+    python -m tinyserve.bench.kernels --formats bf16,f32 --against torch
 
 For the matrices of one model's layers and for its head (as many layers, and as many copies of the
 head, as overflow the caches), in each weight format, over numbers of rows: time, bytes and
 multiply-adds a second, and the share of the roofline, which is the longer of reading the weights
 once and multiplying at the peak rate. For attention: streams over context lengths, against the
 bandwidth at which their KV could be read.
+
+`--against torch` also times torch's products (oneDNN, MKL) of the same shapes and float formats, in
+turns with the kernels. Its bf16 products have activations in bf16, too; ours keep them in f32.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tinyserve.bench.attention import attention
-from tinyserve.bench.ceilings import CACHES, Ceilings, seconds_of
+from tinyserve.bench.ceilings import CACHES, Ceilings, rounds_of, step_seconds
 from tinyserve.bench.common import argument_parser, command, ints, machine, say, table, write_json
 from tinyserve.bench.limits import rate_of
+from tinyserve.bench.matmul_peer import MatmulPeer, check, compared, matmul_peer
 from tinyserve.kernels.formats import FloatWeight, Int8Weight, U4Weight, Weight, to_bf16
 from tinyserve.kernels.native import NativeBackend
 from tinyserve.kernels.ops import Batch, KVLayout
@@ -38,20 +45,24 @@ MODELS = {"135m": "135m", "0.5b": "qwen2.5-0.5b", "1.5b": "qwen2.5-1.5b"}
 def main(argv: list[str] | None = None) -> None:
     parser = options()
     args = parser.parse_args(argv)
+    try:
+        check(args.against)
+    except ValueError as error:
+        parser.error(f"--against: {error}")
     backend = NativeBackend(args.threads or default_threads()[0])
     ceilings = Ceilings(backend.variant, backend.threads)
     lines = []
     for model, config in shapes(args).items():
         for kind in args.formats.split(","):
             for part, function, matrices in parts(backend, config, kind, args.seed):
-                lines += [
-                    {"model": model, "format": kind, "part": part, **measured}
-                    for measured in rows_of(backend, function, matrices, args, ceilings, kind)
-                ]
+                sizes = [(matrix.n, matrix.k) for matrix in matrices]
+                with matmul_peer(args.against, kind, sizes, backend.threads) as rival:
+                    found = rows_of(backend, function, matrices, args, ceilings, kind, rival)
+                lines += [{"model": model, "format": kind, "part": part, **line} for line in found]
                 say(f"{model} {kind} {part} done")
         lines += attention(backend, model, config, args, ceilings)
     result = {
-        "command": command(MODULE, args, parser),
+        "command": shown(args, parser),
         "machine": machine(backend.variant),
         "ceilings": ceilings.medians(),
         "lines": lines,
@@ -80,9 +91,21 @@ def options() -> argparse.ArgumentParser:
     add("--rows", type=ints, default=[1, 2, 4, 8, 16, 32, 64, 128, 512])
     add("--contexts", type=ints, default=[64, 512, 4096], help="context lengths of attention")
     add("--streams", type=ints, default=[1, 8, 32], help="streams of attention")
-    add("--repeat", type=int, default=5, help="timings of each case; medians are reported")
+    add(
+        "--repeat",
+        type=int,
+        default=5,
+        help="timings of each case, fewer of those that take seconds; medians are reported",
+    )
+    add("--against", help="torch, or torch=PYTHON: time its products as well", metavar="torch")
     add("--plot", help="draw shares of the roofline into this file")
     return parser
+
+
+def shown(args: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
+    """The command without this machine's folders."""
+    against = args.against and args.against.partition("=")[0]
+    return command(MODULE, argparse.Namespace(**{**vars(args), "against": against}), parser)
 
 
 Part = tuple[str, Callable[[Any, Any], Any], list[Any]]
@@ -146,8 +169,11 @@ def _weight(kind: str, n: int, k: int, rng: np.random.Generator) -> Weight:
             return U4Weight(q, scale, -8 * scale)
         q = rng.integers(-8, 8, (n, k), np.int8)
         return Int8Weight(q, scale, None, 32)
-    values = rng.standard_normal((n, k), np.float32) * spread
-    return FloatWeight({"f32": values, "f16": values.astype(np.float16)}.get(kind, to_bf16(values)))
+    values = rng.standard_normal((n, k), np.float32)
+    values *= spread
+    if kind == "bf16":
+        return FloatWeight(to_bf16(values))
+    return FloatWeight(values.astype({"f16": np.float16, "f32": np.float32}[kind], copy=False))
 
 
 def rows_of(
@@ -157,6 +183,7 @@ def rows_of(
     args: argparse.Namespace,
     ceilings: Ceilings,
     kind: str,
+    rival: MatmulPeer | None = None,
 ) -> list[dict[str, Any]]:
     """One line for each number of rows."""
     num_bytes = sum(m.nbytes for m in matrices)
@@ -172,7 +199,10 @@ def rows_of(
     for rows in args.rows:
         ceilings.measure()
         best = ceilings.latest()
-        seconds = seconds_of(program, _rows(rows), args.repeat)
+        runs = [partial(step_seconds, program, _rows(rows))]
+        runs += [] if rival is None else [partial(rival.seconds, rows)]
+        rounds = rounds_of(runs, args.repeat)
+        seconds = statistics.median(own for own, *_ in rounds)
         reading = num_bytes / best["read_gb_s"] / 1e9
         multiplying = rows * multiplies / best[rate_of(kind)] / 1e9
         lines.append(
@@ -184,6 +214,7 @@ def rows_of(
                 "of_bandwidth": reading / seconds,
                 "of_multiply_rate": multiplying / seconds,
                 "of_roofline": max(reading, multiplying) / seconds,
+                **({} if rival is None else compared(rounds)),
             }
         )
     return lines
@@ -205,8 +236,11 @@ def _rows(count: int) -> Batch:
 def report(lines: Sequence[dict[str, Any]]) -> str:
     """All lines as a table."""
     keys = ("model", "part", "format", "rows", "context", "ms", "gb_s", "gmac_s")
-    shares = ("of_bandwidth", "of_multiply_rate", "of_roofline")
+    shares = ["of_bandwidth", "of_multiply_rate", "of_roofline"]
     names = [*keys[:-2], "GB/s", "GMAC/s", "of bandwidth", "of multiply rate", "of roofline"]
+    if any("over_torch" in line for line in lines):
+        shares += ["torch_ms", "over_torch"]
+        names += ["torch ms", "over torch"]
     return table(names, [[line.get(key) for key in (*keys, *shares)] for line in lines])
 
 

@@ -16,6 +16,7 @@ from tinyserve.bench.peer_tables import (
     offline_table,
     served_ratios,
     served_table,
+    times,
 )
 from tinyserve.bench.report_readme import (
     amx_summary,
@@ -105,7 +106,18 @@ def kernels(result: Result) -> str:
     ]
     limits = ", ".join(f"{name} {value:.3g}" for name, value in result["ceilings"].items())
     shown = table(["model", "format", *(f"{r} rows" for r in rows)], cells)
-    return f"{shown}\n\nCeilings in that run: {limits}."
+    return "\n\n".join([shown, f"Ceilings in that run: {limits}.", *over_torch(result)])
+
+
+def over_torch(result: Result) -> list[str]:
+    """Our speed over that of torch's products on the same shapes, where it was measured."""
+    lines = [line for line in result["lines"] if "over_torch" in line]
+    rows = sorted({line["rows"] for line in lines})
+    found = {(x["model"], x["format"], x["part"], x["rows"]): x["over_torch"] for x in lines}
+    kinds = dict.fromkeys(key[:3] for key in found)
+    cells = [[*kind, *(times(found.get((*kind, r))) for r in rows)] for kind in kinds]
+    header = ["over torch", "format", "part", *(f"{r} rows" for r in rows)]
+    return [table(header, cells)] if lines else []
 
 
 def growth(result: Result) -> str:

@@ -157,11 +157,23 @@ def given_up(result: Result) -> float | None:
 
 def float_kernels(result: Result) -> float | None:
     """The least share of the multiply rate, f32 and bf16 layers, 16 rows and more."""
+    return _least_of_float_layers(result, "of_multiply_rate")
+
+
+def over_torch(result: Result) -> float | None:
+    """The least speed of the same over that of torch's products."""
+    return _least_of_float_layers(result, "over_torch")
+
+
+def _least_of_float_layers(result: Result, key: str) -> float | None:
     return min(
         (
-            line["of_multiply_rate"]
+            line[key]
             for line in result["lines"]
-            if line["part"] == "layers" and line["format"] in ("f32", "bf16") and line["rows"] >= 16
+            if line["part"] == "layers"
+            and line["format"] in ("f32", "bf16")
+            and line["rows"] >= 16
+            and key in line
         ),
         default=None,
     )
