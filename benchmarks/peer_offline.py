@@ -3,17 +3,20 @@
     PYTHON peer_offline.py transformers MODEL --streams 8 --prompt 64 --new 64
 
 Imports nothing of tinyserve, so that it runs where only the peer is installed. Prints one line of
-JSON: {"tokens_per_second": ...}. Engines: transformers and vllm (a folder with float weights),
-openvino (what optimum-intel exported; openvino-f32 where it would compute in bf16), ctranslate2
-(what its converter wrote).
+JSON: {"tokens_per_second": ...}. Engines: transformers and vllm (a folder with float weights;
+vllm-bf16 rounds weights and activations to bf16), openvino (what optimum-intel exported;
+openvino-f32 where it would compute in bf16), ctranslate2 (what its converter wrote).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import sys
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 
@@ -22,6 +25,7 @@ def main() -> None:
     engines = {
         "transformers": transformers,
         "vllm": vllm,
+        "vllm-bf16": partial(vllm, dtype="bfloat16"),
         "openvino": openvino,
         "openvino-f32": partial(openvino, INFERENCE_PRECISION_HINT="f32"),
         "ctranslate2": ctranslate2,
@@ -78,14 +82,20 @@ def transformers(args: argparse.Namespace) -> float:
     return speed(args, generate)
 
 
-def vllm(args: argparse.Namespace) -> float:
+def vllm(args: argparse.Namespace, dtype: str = "float32") -> float:
+    cores = sorted(os.sched_getaffinity(0))[: args.threads]  # by itself it leaves one unused
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB; by itself most of the memory
+    openmp = Path(sys.prefix, "lib", "libiomp5.so")  # its documentation advises Intel's
+    if openmp.exists():
+        os.environ.setdefault("LD_PRELOAD", str(openmp))  # of the processes that it starts
     from vllm import LLM, SamplingParams
 
     llm = LLM(
         args.model,
-        dtype="float32",
+        dtype=dtype,
         max_model_len=1024,
-        max_num_seqs=max(args.streams, 1),
+        max_num_seqs=max(args.streams, 32),  # one for all cases, since each is compiled anew
         enable_prefix_caching=False,
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-START_S = 180.0
+START_S = 600.0  # vLLM compiles for minutes when it first starts
 POLL_S = 0.02
 
 
