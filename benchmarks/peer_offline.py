@@ -85,6 +85,7 @@ def transformers(args: argparse.Namespace) -> float:
 def vllm(args: argparse.Namespace, dtype: str = "float32") -> float:
     cores = sorted(os.sched_getaffinity(0))[: args.threads]  # by itself it leaves one unused
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # beside the result
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB; by itself most of the memory
     openmp = Path(sys.prefix, "lib", "libiomp5.so")  # its documentation advises Intel's
     if openmp.exists():

@@ -24,7 +24,7 @@ class SamplingParams:
 class LLM:
     def __init__(self, model, **options):
         self.log = {"model": model, "options": options, "calls": []}
-        names = ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_KVCACHE_SPACE")
+        names = ("VLLM_CPU_OMP_THREADS_BIND", "VLLM_CPU_KVCACHE_SPACE", "VLLM_LOGGING_STREAM")
         self.log["environment"] = {name: os.environ[name] for name in names}
 
     def generate(self, prompts, params, use_tqdm):
@@ -62,6 +62,7 @@ def test_vllm_is_given_its_cores_and_the_dtype(tmp_path: Path, engine: str, dtyp
     assert seen["environment"] == {
         "VLLM_CPU_OMP_THREADS_BIND": first,
         "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
     }
     assert [(lengths, values["max_tokens"]) for lengths, values in seen["calls"]] == [
         ([5, 5], new) for new in (2, 1, 20)
