@@ -20,7 +20,7 @@ from tinyserve.bench.report_blocks import BLOCKS, PLOTS
 from tinyserve.bench.results import Results
 
 DOCUMENTS = ("benchmarks/REPORT.md", "README.md")
-MARKED = re.compile(r"(<!-- result: ([\w-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+MARKED = re.compile(r"(<!-- result: ([\w.-]+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def main(argv: list[str] | None = None) -> None:
