@@ -10,7 +10,7 @@ import anthropic
 import pytest
 from anthropic.types import Message, MessageTokensCount
 from helpers.fake_service import make_engine
-from helpers.live_server import Live, live, ok
+from helpers.live_server import Live, live, ok, wait_for
 from helpers.official import named_events, strictly
 
 PATH = "/v1/messages"
@@ -484,12 +484,13 @@ def test_a_full_queue_is_429_in_anthropics_shape() -> None:
     engine = make_engine(server={"max_queued_requests": 1}, scheduler={"max_num_seqs": 1})
     with live(engine) as served:
         served.runner.gate.clear()
-        waiting = [served.open({"prompt": "x", "max_tokens": 1}) for _ in range(8)]
+        opened = [served.open({"prompt": "x", "max_tokens": 2})]
+        wait_for(lambda: served.runner.steps == 1)
+        opened.append(served.open({"prompt": "x", "max_tokens": 2}))
+        wait_for(lambda: served.bridge.num_queued == 1)
         response = served.post(PATH, messages=HELLO, max_tokens=1)
-        while response.status_code == 200:  # the others had not arrived
-            response = served.post(PATH, messages=HELLO, max_tokens=1)
         served.runner.gate.set()
-        assert waiting
+        assert [c.getresponse().status for c in opened] == [200, 200]
         assert response.status_code == 429
         assert int(response.headers["retry-after"]) >= 1
         assert response.json()["error"]["type"] == "rate_limit_error"
