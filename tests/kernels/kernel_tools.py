@@ -20,12 +20,14 @@ F64 = NDArray[np.float64]
 FORMATS = (
     *("f32", "f16", "bf16"),
     *("int8:16", "int8:32", "int8:32:min", "int8:64:f32", "int8:512", "int8:16:min:f32"),
-    *("u4", "u4:f32"),
+    *("u4", "u4:f32", "u4:min", "u4:min:f32"),
 )
 
 
 def make_weight(kind: str, n: int, k: int, rng: np.random.Generator) -> Weight:
-    """Random weights of one of `FORMATS`: int8:GROUP, `min` has minima, `f32` inexact scales."""
+    """Random weights of one of `FORMATS`: int8:GROUP, `min` has minima of its own, `f32` inexact
+    scales.
+    """
     name, *options = kind.split(":")
     values = rng.standard_normal((n, k)).astype(np.float32)
     if name == "f32":
@@ -37,7 +39,7 @@ def make_weight(kind: str, n: int, k: int, rng: np.random.Generator) -> Weight:
     group = int(options[0]) if name == "int8" else 32
     scale = make_scales(rng, n, k // group, f16="f32" not in options) / np.float32(64)
     if name == "u4":
-        minimum = -8 * scale  # exact in f16 where the scale is
+        minimum = scale * np.float32(-4 if "min" in options else -8)  # exact where the scale is
         q = rng.integers(0, 16, (n, k)).astype(np.uint8)
         return U4Weight(q, scale, minimum)
     q = rng.integers(-128, 128, (n, k)).astype(np.int8)

@@ -18,6 +18,7 @@ from kernel_tools import (
     same_bits,
 )
 
+from tinyserve.kernels import packing
 from tinyserve.kernels.formats import F32, FloatWeight, Int8Weight, U4Weight, Weight
 from tinyserve.kernels.native import NativeBackend
 from tinyserve.kernels.ops import Backend
@@ -128,6 +129,22 @@ def test_variants_and_threads_agree(
             assert same_bits(got, want), f"{name} on {threads} threads"
 
 
+@pytest.mark.parametrize("kind", ["u4", "u4:f32"])
+def test_minima_that_are_not_stored_give_the_same_bits(
+    variant: NativeBackend, kind: str, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, weight = activations(140, 256, rng), make_weight(kind, 40, 256, rng)
+    short = variant.linear([weight])
+    monkeypatch.setattr(packing, "_follows_from_scale", lambda weight: False)
+    long = variant.linear([weight])
+    for rows in (1, 7, 31, 32, 140):
+        got, want = (
+            bind(variant, lambda ops, a, w=w: ops.linear(a, w), x)(rows_batch(rows))
+            for w in (short, long)
+        )
+        assert same_bits(got, want), f"{rows} rows"
+
+
 MIXED = [
     ("u4", "u4", "int8:32"),
     ("int8:32", "bf16", "u4"),
@@ -185,6 +202,7 @@ SILU = [
     ("int8:32:min", "int8:32"),
     ("u4", "u4"),
     ("u4", "u4:f32"),
+    ("u4:min", "u4"),
 ]
 MIXED_SILU = [("u4", "int8:32"), ("int8:32", "u4:f32"), ("int8:16", "int8:32"), ("f16", "u4")]
 

@@ -50,7 +50,8 @@ def _unpack_panel(packed: PackedWeight, panel: int) -> F32:
                     q = np.float32(byte >> 4 if column >= 8 else byte & 15)
                 else:
                     q = np.float32(chunk.view(np.int8)[32 * (i // 2) + 2 * column + i % 2])
-                low = sides[1, column] if packed.has_min else np.float32(0)
+                implied = sides[0, column] * np.float32(-8 if packed.format == U4_FORMAT else 0)
+                low = sides[1, column] if packed.has_min else implied
                 out[column, g * group + i] = q * sides[0, column] + low
     return out
 
@@ -79,6 +80,17 @@ def test_scales_are_f16_only_where_that_is_exact(rng: np.random.Generator) -> No
     assert isinstance(u4, U4Weight)
     inexact_minimum = U4Weight(u4.q, u4.scale, u4.minimum * np.float32(1.0001))
     assert not pack(inexact_minimum).f16_scale
+
+
+def test_minima_that_follow_from_the_scales_are_not_stored(rng: np.random.Generator) -> None:
+    """Q4_0's: 18 bytes a group and column, as in the file."""
+    weight = make_weight("u4", 16, 64, rng)
+    assert isinstance(weight, U4Weight)
+    assert pack(weight).nbytes == 16 * 2 * 18
+    weight.minimum[3, 1] += np.float32(1)
+    packed = pack(weight)
+    assert packed.has_min
+    assert same_bits(unpack(packed), weight.dequantize())
 
 
 @pytest.mark.parametrize("n", [16, 24])

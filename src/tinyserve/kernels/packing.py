@@ -4,8 +4,9 @@ A panel holds 16 output columns; panels follow each other, the last one padded w
 
     float     [k][16] values
     int8      per group: [group / 2][16][2] int8, then 16 scales (, 16 minima)
-    u4        per group of 32: 8 runs of 32 bytes, then 16 scales, 16 minima. Byte 4c + i of run j
-              holds input feature 4j + i of column c in its low nibble, of column c + 8 in its high
+    u4        per group of 32: 8 runs of 32 bytes, then 16 scales (, 16 minima). Byte 4c + i of
+              run j holds input feature 4j + i of column c in its low nibble, of column c + 8 in
+              its high. Minima that are -8 scales, as GGUF's Q4_0 has them, are not stored
 
 Scales and minima are f16 where every one of them is exact in f16, else f32.
 """
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 from tinyserve.kernels.formats import F32, FloatWeight, Int8Weight, U4Weight, Weight
 
 PANEL = 16
-PACKING_VERSION = 1  # changes with any layout above: packed weights on disk are then made anew
+PACKING_VERSION = 2  # changes with any layout above: packed weights on disk are then made anew
 F32_FORMAT, F16_FORMAT, BF16_FORMAT, INT8_FORMAT, U4_FORMAT = range(5)
 FORMAT_NAMES = ("f32", "f16", "bf16", "int8", "u4")
 FORMATS = {"f32": F32_FORMAT, "f16": F16_FORMAT, "bf16": BF16_FORMAT, "int8": INT8_FORMAT}
@@ -150,7 +151,9 @@ def _pack_groups(
     weight: Int8Weight | U4Weight, format_id: int, runs: NDArray[np.uint8]
 ) -> PackedWeight:
     n, k = weight.shape
-    sides = [weight.scale] if weight.minimum is None else [weight.scale, weight.minimum]
+    sides = [weight.scale]
+    if weight.minimum is not None and not _follows_from_scale(weight):
+        sides.append(weight.minimum)
     f16 = all(_exact_in_f16(side) for side in sides)
     dtype = np.float16 if f16 else np.float32
     pieces = [runs]
@@ -161,6 +164,14 @@ def _pack_groups(
     data = aligned_bytes(runs.shape[0] * runs.shape[1] * width)
     np.concatenate(pieces, axis=2, out=data.reshape(*runs.shape[:2], width))
     return PackedWeight(format_id, n, k, weight.group, len(sides) == 2, f16, data)
+
+
+def _follows_from_scale(weight: Int8Weight | U4Weight) -> bool:
+    """Are four-bit minima what the kernels take them to be where none are stored?"""
+    if not isinstance(weight, U4Weight):
+        return False
+    expected = weight.scale * np.float32(-8)
+    return np.array_equal(expected.view(np.uint32), weight.minimum.view(np.uint32))
 
 
 def _exact_in_f16(values: F32) -> bool:

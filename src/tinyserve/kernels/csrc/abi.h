@@ -20,7 +20,7 @@ struct Weight {
   int32_t format;     // Format
   int32_t n, k;       // output and input features
   int32_t group;      // input features that share a scale (integer formats)
-  int32_t has_min;    // 1: a minimum follows each scale
+  int32_t has_min;    // 1: a minimum follows each scale; U4 without: it is -8 scales
   int32_t f16_scale;  // 1: scales and minima are f16, 0: f32
 };
 

@@ -74,7 +74,7 @@ template <class T, int R>
 inline void amx_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   // Copies: the unit's instructions hide what they write, and all that is in memory would be read again after each.
   const int group = b.w.group, depth = amx_depth(b.w), steps = b.steps;
-  const bool has_min = b.w.has_min;
+  const bool has_min = b.w.format == U4 || b.w.has_min;
   const uint8_t *panel = b.data, *x = a.q;
   const int64_t group_bytes = amx_group_bytes(b.w);
   const Acts acts = a;

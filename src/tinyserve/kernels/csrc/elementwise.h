@@ -25,8 +25,10 @@ inline void embed_row(const Weight& w, int32_t token, float* out) {
   const int64_t values = w.format == U4 ? U4_VALUES : int64_t(LANES) * w.group;
   for (int g = 0; g < w.k / w.group; ++g, panel += group_bytes(w), out += w.group) {
     float scale[LANES], least[LANES] = {};
-    store(scale, load_scale(panel + values, w.f16_scale));
-    if (w.has_min) store(least, load_scale(panel + values + scale_bytes(w), w.f16_scale));
+    const vf scales = load_scale(panel + values, w.f16_scale);
+    store(scale, scales);
+    if (w.format == U4) store(least, load_u4_min(w, panel + values, scales));
+    else if (w.has_min) store(least, load_scale(panel + values + scale_bytes(w), w.f16_scale));
     for (int i = 0; i < w.group; ++i) {
       const int q = w.format == U4
                         ? (panel[32 * (i / 4) + 4 * (column & 7) + i % 4] >> (column < 8 ? 0 : 4)) & 15

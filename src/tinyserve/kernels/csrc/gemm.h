@@ -32,6 +32,10 @@ TS_INLINE int64_t panel_bytes(const Weight& w) {
   return (w.k / w.group) * group_bytes(w);
 }
 TS_INLINE vf load_scale(const uint8_t* p, bool f16) { return f16 ? load_f16((const uint16_t*)p) : load((const float*)p); }
+// The minima of a group of four bits, whose scales are at `scales`: where none are stored, -8 scales.
+TS_INLINE vf load_u4_min(const Weight& w, const uint8_t* scales, vf scale) {
+  return w.has_min ? load_scale(scales + scale_bytes(w), w.f16_scale) : mul(scale, set1(-8.0f));
+}
 
 // What comes next, to stream in while this panel is used by every row: `bytes` at `next` (or none), asked for in steps.
 struct Ahead {
@@ -195,15 +199,16 @@ TS_INLINE void split_nibbles(const uint8_t* from, uint8_t* to) {
 #endif
 }
 
-// Widen a panel once, to be used by many rows: nibbles to bytes (columns 0-7 then 8-15 in each run), scales to f32.
-inline void widen_u4(const Weight& w, const uint8_t* panel, uint8_t* wide) {
-  const bool f16 = w.f16_scale;  // a copy, since bytes that are written might be the weight's
-  const int64_t bytes = group_bytes(w), scales = scale_bytes(w);
+// Widen a panel once, to be used by many rows: nibbles to bytes (columns 0-7 then 8-15 in each run), scales and minima to f32.
+inline void widen_u4(const Weight& weight, const uint8_t* panel, uint8_t* wide) {
+  const Weight w = weight;  // a copy, since the bytes that are written might be the weight's
+  const int64_t bytes = group_bytes(w);
   for (int g = w.k / 32; g > 0; --g, panel += bytes, wide += U4_WIDE) {
     for (int j = 0; j < 8; ++j) split_nibbles(panel + 32 * j, wide + 64 * j);
     float* f = (float*)(wide + LANES * 32);
-    store(f, load_scale(panel + U4_VALUES, f16));
-    store(f + LANES, load_scale(panel + U4_VALUES + scales, f16));
+    const vf scale = load_scale(panel + U4_VALUES, w.f16_scale);
+    store(f, scale);
+    store(f + LANES, load_u4_min(w, panel + U4_VALUES, scale));
   }
 }
 
@@ -252,7 +257,7 @@ inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
       least = load((const float*)(panel + LANES * 32) + LANES);
     } else {
       scale = load_scale(panel + U4_VALUES, w.f16_scale);
-      least = load_scale(panel + U4_VALUES + scale_bytes(w), w.f16_scale);
+      least = load_u4_min(w, panel + U4_VALUES, scale);
     }
     each<R>([&](auto r) TS_LAMBDA {
       const vf sum = {_mm256_cvtepi32_ps(_mm256_madd_epi16(s0[r], ones)), _mm256_cvtepi32_ps(_mm256_madd_epi16(s1[r], ones))};
@@ -291,7 +296,7 @@ inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
       }
     }
     const vf scale = WIDE ? load((const float*)(panel + LANES * 32)) : load_scale(panel + U4_VALUES, w.f16_scale);
-    const vf least = WIDE ? load((const float*)(panel + LANES * 32) + LANES) : load_scale(panel + U4_VALUES + scale_bytes(w), w.f16_scale);
+    const vf least = WIDE ? load((const float*)(panel + LANES * 32) + LANES) : load_u4_min(w, panel + U4_VALUES, scale);
     for (int r = 0; r < R; ++r) {
       if (!WIDE) s[r] = _mm512_srav_epi32(s[r], shifts);
       acc[r] = add_group(acc[r], {_mm512_cvtepi32_ps(s[r])}, scale, a, g * R + r);
@@ -326,7 +331,7 @@ inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
           }
       }
     const vf scale = WIDE ? load((const float*)(panel + LANES * 32)) : load_scale(panel + U4_VALUES, w.f16_scale);
-    const vf least = WIDE ? load((const float*)(panel + LANES * 32) + LANES) : load_scale(panel + U4_VALUES + scale_bytes(w), w.f16_scale);
+    const vf least = WIDE ? load((const float*)(panel + LANES * 32) + LANES) : load_u4_min(w, panel + U4_VALUES, scale);
     for (int r = 0; r < R; ++r) {
       float f[LANES];
       for (int i = 0; i < LANES; ++i) f[i] = static_cast<float>(sums[r][i]);
