@@ -166,7 +166,7 @@ def peers(result: Mapping[str, Any], path: str) -> None:
         handles.values(),
         handles,
         loc="outside lower center",
-        ncols=min(len(names), 4),
+        ncols=min(len(names), 4, 2 * len(panels)),
         frameon=False,
         fontsize=8,
     )
