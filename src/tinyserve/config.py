@@ -70,6 +70,13 @@ class ModelOptions:
     quantization: str | None = setting(
         None, "quantize float weights while loading", choices=("int8", "int4")
     )
+    bf16_products: str = setting(
+        "auto",
+        "how bf16 weights are multiplied: fma, by f32 activations; bf16x3, by activations in three "
+        "bf16 parts that lose nothing, which is for matrix units (AMX) and slow elsewhere; auto is "
+        "bf16x3 where there is a matrix unit. The two round differently",
+        choices=("auto", "fma", "bf16x3"),
+    )
     kv_cache_dtype: str = setting(
         "auto",
         "type of cached keys and values; auto is f32 with f32 weights and f16 otherwise",

@@ -46,7 +46,13 @@ def test_damage_stays_in_its_sequence(weights: str, kv_dtype: str, kind: str) ->
     truth, rand = truth_of(weights, shape, kv_dtype), random.Random(f"{weights} {kv_dtype}")
     prompts = {s: [rand.randrange(VOCAB - 2) for _ in range(rand.randint(9, 60))] for s in range(9)}
     prompts[4][5] = BAD[kind]
-    runner = make_runner(damaged(weights, shape), kv_dtype, threads=2, num_blocks=40)
+    runner = make_runner(
+        damaged(weights, shape),
+        kv_dtype,
+        threads=2,
+        bf16x3=weights == "bf16x3",
+        num_blocks=40,
+    )
     sequences = Sequences(block_size=16, num_blocks=40)
     rows = run_chunks(runner, [sequences.chunk(s, ids) for s, ids in prompts.items()])
     for s, ids in prompts.items():

@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinyserve.kernels.formats import F32, FloatWeight, Int8Weight, U4Weight, Weight, to_bf16
+from tinyserve.kernels.native import NativeBackend
 from tinyserve.kernels.ops import Backend, Batch, KVLayout
 from tinyserve.kv.pool import KVPool
 
 F64 = NDArray[np.float64]
 FORMATS = (
-    *("f32", "f16", "bf16"),
+    *("f32", "f16", "bf16", "bf16:x3"),
     *("int8:16", "int8:32", "int8:32:min", "int8:64:f32", "int8:512", "int8:16:min:f32"),
     *("u4", "u4:f32", "u4:min", "u4:min:f32"),
 )
@@ -26,7 +27,7 @@ FORMATS = (
 
 def make_weight(kind: str, n: int, k: int, rng: np.random.Generator) -> Weight:
     """Random weights of one of `FORMATS`: int8:GROUP, `min` has minima of its own, `f32` inexact
-    scales.
+    scales. `x3` says how they are multiplied: see `suited`.
     """
     name, *options = kind.split(":")
     values = rng.standard_normal((n, k)).astype(np.float32)
@@ -45,6 +46,11 @@ def make_weight(kind: str, n: int, k: int, rng: np.random.Generator) -> Weight:
     q = rng.integers(-128, 128, (n, k)).astype(np.int8)
     minimum = scale * np.float32(4) if "min" in options else None
     return Int8Weight(q, scale, minimum, group)
+
+
+def suited(backend: NativeBackend, kind: str) -> NativeBackend:
+    """The back end as weights of one of `FORMATS` ask for it."""
+    return NativeBackend(backend.threads, backend.variant, bf16x3=kind.endswith(":x3"))
 
 
 def make_scales(rng: np.random.Generator, n: int, groups: int, *, f16: bool) -> F32:

@@ -16,6 +16,7 @@ from kernel_tools import (
     rounding_bound,
     rows_batch,
     same_bits,
+    suited,
 )
 
 from tinyserve.kernels import packing
@@ -69,7 +70,7 @@ def close(got: F32, want: F64, scale: F64, tolerance: float = F32_ROUNDING) -> b
 @pytest.mark.parametrize("kind", FORMATS)
 def test_every_format(variant: NativeBackend, kind: str, n: int, rng: np.random.Generator) -> None:
     x, weight = activations(7, 1024, rng), make_weight(kind, n, 1024, rng)
-    got = linear(variant, x, [weight])
+    got = linear(suited(variant, kind), x, [weight])
     assert got.shape == (7, n)
     assert close(got, product(x, [weight]), magnitudes(x, [weight]))
 
@@ -94,12 +95,14 @@ def test_near_the_dequantized_product(
 
 
 @pytest.mark.parametrize("k", [1, 3, 15, 33])
-@pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "bf16:x3"])
 def test_float_weights_of_any_width(
     variant: NativeBackend, kind: str, k: int, rng: np.random.Generator
 ) -> None:
     x, weight = activations(5, k, rng), make_weight(kind, 19, k, rng)
-    assert close(linear(variant, x, [weight]), product(x, [weight]), magnitudes(x, [weight]))
+    assert close(
+        linear(suited(variant, kind), x, [weight]), product(x, [weight]), magnitudes(x, [weight])
+    )
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -108,6 +111,7 @@ def test_rows_do_not_see_each_other(
 ) -> None:
     """1 to 40, 130 and 300 rows: the bits of a row are those that it has among 300."""
     x, k = activations(300, 512, rng), 512
+    variant = suited(variant, kind)
     weight = variant.linear([make_weight(kind, 40, k, rng)])
     run = bind(variant, lambda ops, a: ops.linear(a, weight), x)
     whole = run(rows_batch(300))
@@ -122,11 +126,29 @@ def test_variants_and_threads_agree(
     from helpers.native import exact_variants
 
     x, part = activations(150, 1024, rng), make_weight(kind, 72, 1024, rng)
-    want = linear(native, x, [part])
+    want = linear(suited(native, kind), x, [part])
     for name in exact_variants():
         for threads in (1, 3):
-            got = linear(NativeBackend(threads, name), x, [part])
+            got = linear(suited(NativeBackend(threads, name), kind), x, [part])
             assert same_bits(got, want), f"{name} on {threads} threads"
+
+
+def test_three_parts_lose_nothing(variant: NativeBackend) -> None:
+    """All 24 bits of an activation meet the weight, where one or two bf16 parts would lose some."""
+    x = np.zeros((3, 32), np.float32)
+    x[:, 5] = [1 + 2**-23, -(2 - 2**-23), 3e-30 * (1 + 2**-23)]
+    eye = make_weight("bf16:x3", 1, 32, np.random.default_rng(0))
+    eye = FloatWeight(np.full_like(eye.data, 0x3F80))  # 1.0
+    assert same_bits(linear(suited(variant, "bf16:x3"), x, [eye])[:, 0], x[:, 5])
+
+
+@pytest.mark.parametrize("rows", [1, 16, 40])
+def test_three_parts_are_for_whole_steps(
+    variant: NativeBackend, rows: int, rng: np.random.Generator
+) -> None:
+    """Where the features are no multiple of 32, bf16 weights are multiplied as ever."""
+    x, weight = activations(rows, 80, rng), make_weight("bf16", 24, 80, rng)
+    assert same_bits(linear(suited(variant, "bf16:x3"), x, [weight]), linear(variant, x, [weight]))
 
 
 @pytest.mark.parametrize("kind", ["u4", "u4:f32"])
@@ -176,13 +198,15 @@ def test_parts_that_do_not_fill_panels(variant: NativeBackend, rng: np.random.Ge
 
 
 @pytest.mark.parametrize("backend_name", ["numpy", "native"])
-@pytest.mark.parametrize("kind", ["f32", "bf16", "int8:32:min", "u4"])
+@pytest.mark.parametrize("kind", ["f32", "bf16", "bf16:x3", "int8:32:min", "u4"])
 def test_epilogues(
     backend_name: str, kind: str, request: pytest.FixtureRequest, rng: np.random.Generator
 ) -> None:
     """Bias, residual, and both; the last panel is not full."""
     fixture = "numpy_backend" if backend_name == "numpy" else "native"
     backend: Backend = request.getfixturevalue(fixture)
+    if isinstance(backend, NativeBackend):
+        backend = suited(backend, kind)
     x, part = activations(34, 128, rng), make_weight(kind, 52, 128, rng)
     bias = rng.standard_normal(52).astype(np.float32)
     residual = rng.standard_normal((34, 52)).astype(np.float32)
@@ -199,6 +223,7 @@ def test_epilogues(
 SILU = [
     ("f32", "f32"),
     ("bf16", "bf16"),
+    ("bf16:x3", "bf16:x3"),
     ("int8:32:min", "int8:32"),
     ("u4", "u4"),
     ("u4", "u4:f32"),
@@ -216,6 +241,7 @@ def test_silu_mul(
     x = activations(33, 64, rng) / 8
     gate, up = (make_weight(kind, n, 64, rng) for kind in kinds)
     bias = rng.standard_normal(2 * n).astype(np.float32)
+    variant = suited(variant, kinds[0])
     got = linear(variant, x, [gate, up], silu_mul=True, bias=bias)[:, :n]
     g, u = np.split(product(x, _as_computed([gate, up])) + bias, 2, axis=1)
     want = g / (1 + np.exp(-g)) * u
@@ -283,6 +309,7 @@ def test_damage_stays_in_its_row(
 ) -> None:
     x = activations(40, 512, rng)
     part = make_weight(kind, 24, 512, rng)
+    variant = suited(variant, kind)
     clean = linear(variant, x, [part])
     x[17, 300] = bad
     hurt = linear(variant, x, [part])

@@ -25,9 +25,11 @@ def unpack(packed: PackedWeight) -> F32:
     panels = -(-packed.n // 16)
     if packed.format in (F32_FORMAT, F16_FORMAT, BF16_FORMAT):
         dtype = {F32_FORMAT: np.float32, F16_FORMAT: np.float16, BF16_FORMAT: np.uint16}
-        values = packed.data.view(dtype[packed.format]).reshape(panels, packed.k, 16)
+        values = packed.data.view(dtype[packed.format])
         if packed.format == BF16_FORMAT:
-            values = (values.astype(np.uint32) << 16).view(np.float32)
+            pairs = values.reshape(panels, -1, 16, 2).transpose(0, 1, 3, 2)
+            values = (pairs.astype(np.uint32) << 16).view(np.float32).reshape(panels, -1, 16)
+        values = values.reshape(panels, -1, 16)[:, : packed.k]
         return values.transpose(0, 2, 1).reshape(panels * 16, packed.k).astype(np.float32)
     return np.concatenate([_unpack_panel(packed, panel) for panel in range(panels)])
 

@@ -14,7 +14,13 @@ from tinyserve.kernels.abi import load_library
 from tinyserve.kernels.ops import Batch, Compiled
 from tinyserve.kernels.packing import aligned_bytes
 
-READ, FMA, INT16, U4S8 = range(4)
+READ, FMA, INT16, U4S8, BF16X3 = range(5)
+RATES = {
+    "f32_gmac_s": FMA,
+    "int16_gmac_s": INT16,
+    "u4s8_gmac_s": U4S8,
+    "bf16x3_gmac_s": BF16X3,
+}
 READ_BYTES = 128 << 20
 CACHES = 96 << 20  # bytes that no cache holds
 LONG_S = 3.0  # of a case's rounds: then no further one
@@ -30,7 +36,9 @@ def read_bandwidth(variant: str, threads: int, repeat: int = 5) -> float:
 
 
 def multiply_rate(variant: str, threads: int, kind: int, repeat: int = 5) -> float:
-    """Multiply-adds per second in registers: FMA, INT16 (int16 x int16), U4S8 (u4 x int8)."""
+    """Multiply-adds per second in registers: FMA, INT16 (int16 x int16), U4S8 (u4 x int8), BF16X3
+    (bf16 x activations in three parts).
+    """
     data = aligned_bytes(4096 * threads)
     runs = [_seconds(variant, threads, kind, data) for _ in range(repeat + 1)]
     return statistics.median(done / seconds for seconds, done in runs[1:])
@@ -54,7 +62,7 @@ class Ceilings:
     def measure(self) -> None:
         variant, threads = self._variant, self._threads
         self._note("read_gb_s", read_bandwidth(variant, threads, repeat=3))
-        for name, kind in (("f32_gmac_s", FMA), ("int16_gmac_s", INT16), ("u4s8_gmac_s", U4S8)):
+        for name, kind in RATES.items():
             self._note(name, multiply_rate(variant, threads, kind, repeat=3))
 
     def latest(self) -> dict[str, float]:

@@ -21,7 +21,8 @@ READ = "read_gb_s"
 
 def rate_of(kind: str) -> str:
     """The measured ceiling (`ceilings.Ceilings`) that bounds multiplying by weights of a format."""
-    return {"u4": "u4s8_gmac_s", "int8": "int16_gmac_s"}.get(kind, "f32_gmac_s")
+    rates = {"u4": "u4s8_gmac_s", "int8": "int16_gmac_s", "bf16x3": "bf16x3_gmac_s"}
+    return rates.get(kind, "f32_gmac_s")
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class Sizes:
         decoder = runner.decoder
         layers = [m for x in decoder.layers for m in (x.qkv, x.o, x.gate_up, x.down)]
         kv_bytes = block_bytes(decoder.config, 1, runner.pool.layout.dtype)
-        return cls(_by_format(layers), _by_format([decoder.head]), kv_bytes)
+        bf16 = arithmetic_of("bf16", runner.backend)
+        return cls(_by_format(layers, bf16), _by_format([decoder.head], bf16), kv_bytes)
 
     def least_seconds(
         self, ceilings: Mapping[str, float], rows: int, logits: int, context: int = 0
@@ -92,10 +94,16 @@ class Limit:
         return 1e3 * self._sizes.least_seconds(self._ceilings.medians(), rows, rows, context)
 
 
-def _by_format(matrices: Iterable[Any]) -> dict[str, Size]:
+def arithmetic_of(kind: str, backend: Any) -> str:
+    """What bounds weights of a format on this back end: the format, or bf16x3."""
+    return "bf16x3" if kind == "bf16" and backend.bf16x3 else kind
+
+
+def _by_format(matrices: Iterable[Any], bf16: str) -> dict[str, Size]:
     found: dict[str, Size] = {}
     for part in (part for matrix in matrices for part in matrix.parts):
-        kind = FORMAT_NAMES[part.format]
+        name = FORMAT_NAMES[part.format]
+        kind = bf16 if name == "bf16" else name
         size = found.get(kind, Size())
         found[kind] = Size(size.num_bytes + part.nbytes, size.multiplies + part.n * part.k)
     return found

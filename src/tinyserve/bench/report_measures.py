@@ -156,8 +156,9 @@ def given_up(result: Result) -> float | None:
 
 
 def float_kernels(result: Result) -> float | None:
-    """The least share of the multiply rate, f32 and bf16 layers, 16 rows and more."""
-    return _least_of_float_layers(result, "of_multiply_rate")
+    """The least share of the f32 multiply rate, f32 and bf16 layers, 16 rows and more."""
+    least = _least_of_float_layers(result, "gmac_s")
+    return None if least is None else least / result["ceilings"]["f32_gmac_s"]
 
 
 def over_torch(result: Result) -> float | None:

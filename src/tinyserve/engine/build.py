@@ -127,6 +127,9 @@ def assemble(
     if defaults:
         shown = ", ".join(f"{name}={value}" for name, value in sorted(defaults.items()))
         notes = (*notes, f"sampling defaults of the model, where a request names none: {shown}")
+    if isinstance(runner, ModelRunner) and runner.uses_bf16x3:
+        why = "the matrix unit" if config.model.bf16_products == "auto" else "model.bf16_products"
+        notes = (*notes, f"bf16 weights meet activations in three bf16 parts (bf16x3): {why}")
     for note in notes:
         logger.info("%s", note)
     return Engine(
@@ -142,7 +145,7 @@ def assemble(
         ),
         config=config,
         model_name=checkpoint.name,
-        fingerprint=_system_fingerprint(config.model, checkpoint),
+        fingerprint=_system_fingerprint(config.model, checkpoint, runner),
         notes=tuple(notes),
         model=checkpoint.config,
         weight_formats=runner.decoder.formats() if isinstance(runner, ModelRunner) else (),
@@ -279,13 +282,15 @@ def sampling_defaults(options: ModelOptions, checkpoint: Checkpoint) -> dict[str
     return defaults
 
 
-def _system_fingerprint(options: ModelOptions, checkpoint: Checkpoint) -> str:
+def _system_fingerprint(options: ModelOptions, checkpoint: Checkpoint, runner: Runner) -> str:
     """Changes whenever the same request may give other bits."""
-    identity = (
+    identity: tuple[object, ...] = (
         checkpoint.fingerprint,
         options.dtype,
         options.quantization,
         resolve_kv_dtype(checkpoint, options),
     )
+    if isinstance(runner, ModelRunner) and runner.uses_bf16x3:
+        identity += ("bf16x3",)
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:12]
     return f"ts{NUMERICS_VERSION}-{digest}"

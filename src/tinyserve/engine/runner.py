@@ -62,7 +62,7 @@ class ModelRunner:
     ) -> ModelRunner:
         """Load the weights and reserve the cache. `cache.num_blocks` must be resolved."""
         config = checkpoint.config
-        backend = backend or make_backend(choose_backend(options.threads))
+        backend = backend or make_backend(choose_backend(options.threads), options.bf16_products)
         assert cache.num_blocks is not None
         layout = KVLayout(
             num_blocks=cache.num_blocks,
@@ -89,6 +89,11 @@ class ModelRunner:
                 "the model computes no numbers (NaN or infinity): its files are damaged, or its "
                 "weights exceed model.dtype f16 (bf16 and f32 hold more)"
             )
+
+    @property
+    def uses_bf16x3(self) -> bool:
+        """Are there weights that are multiplied by activations in three bf16 parts?"""
+        return getattr(self.backend, "bf16x3", False) and "bf16" in self.decoder.formats()
 
     def run(self, plan: StepPlan) -> StepLogits:
         """Swap, copy, then one forward pass over the plan's chunks."""

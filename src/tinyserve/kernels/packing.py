@@ -2,7 +2,8 @@
 
 A panel holds 16 output columns; panels follow each other, the last one padded with zeros.
 
-    float     [k][16] values
+    f32, f16  [k][16] values
+    bf16      [k / 2][16][2] values, the last pair padded with zeros
     int8      per group: [group / 2][16][2] int8, then 16 scales (, 16 minima)
     u4        per group of 32: 8 runs of 32 bytes, then 16 scales (, 16 minima). Byte 4c + i of
               run j holds input feature 4j + i of column c in its low nibble, of column c + 8 in
@@ -23,8 +24,9 @@ from numpy.typing import NDArray
 from tinyserve.kernels.formats import F32, FloatWeight, Int8Weight, U4Weight, Weight
 
 PANEL = 16
-PACKING_VERSION = 2  # changes with any layout above: packed weights on disk are then made anew
+PACKING_VERSION = 3  # changes with any layout above: packed weights on disk are then made anew
 F32_FORMAT, F16_FORMAT, BF16_FORMAT, INT8_FORMAT, U4_FORMAT = range(5)
+BF16X3_FORMAT = 5  # bf16 to a program that multiplies it by activations in three parts
 FORMAT_NAMES = ("f32", "f16", "bf16", "int8", "u4")
 FORMATS = {"f32": F32_FORMAT, "f16": F16_FORMAT, "bf16": BF16_FORMAT, "int8": INT8_FORMAT}
 HUGE_PAGE = 2 << 20
@@ -128,8 +130,11 @@ def _panels(rows: NDArray[Any]) -> NDArray[Any]:
 def _pack_float(weight: FloatWeight) -> PackedWeight:
     n, k = weight.shape
     panels = _panels(weight.data)
-    data = aligned_bytes(panels.nbytes)
-    data.view(panels.dtype).reshape(-1, k, PANEL)[:] = panels.transpose(0, 2, 1)
+    pair = 2 if weight.dtype == "bf16" else 1
+    data = aligned_bytes(panels.nbytes // k * (k + k % pair))
+    runs = data.view(panels.dtype).reshape(len(panels), -1, PANEL, pair)
+    for i in range(pair):
+        runs[:, : len(range(i, k, pair)), :, i] = panels[:, :, i::pair].transpose(0, 2, 1)
     return PackedWeight(FORMATS[weight.dtype], n, k, 0, False, False, data)
 
 

@@ -31,9 +31,16 @@ from tinyserve.kernels.abi import (
 )
 from tinyserve.kernels.formats import F32
 from tinyserve.kernels.ops import Array, AttentionSpec, Batch, KVSlabs
-from tinyserve.kernels.packing import FORMAT_NAMES, PackedWeight, aligned_bytes
+from tinyserve.kernels.packing import (
+    BF16_FORMAT,
+    BF16X3_FORMAT,
+    FORMAT_NAMES,
+    PackedWeight,
+    aligned_bytes,
+)
 
 MAX_HEAD_DIM = 512  # csrc/tasks.h has the same
+BF16_STEP = 32  # csrc/gemm.h has the same
 
 
 class NativeLinear:
@@ -75,15 +82,18 @@ class Matrix:
 class Recorder:
     """`Ops` that write themselves down. Buffers whose last user is recorded are reused, by
     reference count.
+
+    `bf16x3` multiplies bf16 weights by activations in three bf16 parts (csrc/gemm.h).
     """
 
-    def __init__(self, kv: KVSlabs, max_rows: int, row_space: int) -> None:
+    def __init__(self, kv: KVSlabs, max_rows: int, row_space: int, *, bf16x3: bool = False) -> None:
         self.ops: list[OpStruct] = []
         self.keep: list[Any] = []  # everything the program points to
         self.nbytes = 0
         self._kv = kv
         self._max_rows = max_rows
         self._row_space = row_space
+        self._bf16x3 = bf16x3
         self._free: dict[int, list[F32]] = {}
 
     def embed(self, table: NativeLinear) -> Array:
@@ -108,7 +118,7 @@ class Recorder:
         out = self._matrix(weight.n // 2 if weight.silu_mul else weight.n)
         column = 0
         for part in weight.parts:
-            fields: dict[str, Any] = {"input": x.as_struct(), "weight": self._weight(part)}
+            fields: dict[str, Any] = {"input": x.as_struct(), "weight": self._factor(part)}
             fields["output"] = _shifted(out, column)
             fields["silu_mul"] = int(weight.silu_mul)
             if residual is not None:
@@ -178,6 +188,13 @@ class Recorder:
             int(packed.has_min),
             int(packed.f16_scale),
         )
+
+    def _factor(self, packed: PackedWeight) -> WeightStruct:
+        """A weight that rows are multiplied by, rather than looked up in."""
+        weight = self._weight(packed)
+        if self._bf16x3 and packed.format == BF16_FORMAT and packed.k % BF16_STEP == 0:
+            weight.format, weight.group = BF16X3_FORMAT, BF16_STEP
+        return weight
 
     def _pointer(self, array: F32) -> int:
         self.keep.append(array)

@@ -67,12 +67,13 @@ def choose_backend(threads: int | None = None, wanted: str | None = None) -> Bac
     return BackendChoice("native", variant or runnable[0], reason, count, why)
 
 
-def make_backend(choice: BackendChoice) -> Backend:
-    """The back end of a choice."""
+def make_backend(choice: BackendChoice, bf16_products: str = "auto") -> Backend:
+    """The back end of a choice; `bf16_products` as `model.bf16_products`."""
     if choice.name == "numpy":
         from tinyserve.kernels.reference import ReferenceBackend
 
         return ReferenceBackend(choice.threads)
     from tinyserve.kernels.native import NativeBackend
 
-    return NativeBackend(choice.threads, choice.variant)
+    bf16x3 = bf16_products == "bf16x3" or (bf16_products == "auto" and choice.variant == "amx")
+    return NativeBackend(choice.threads, choice.variant, bf16x3=bf16x3)

@@ -1,8 +1,9 @@
 // The matrix unit of newer x86 servers (AMX). One instruction adds, for 16 rows of activations and 16 columns of weights, the
-// products of 32 or 64 features in whole numbers. Sums leave the unit through memory, a group at a time, and are scaled as
-// everywhere else: the same bits. int16 activations go in as high and low bytes.
+// products of 32 or 64 features, in whole numbers or in bf16. Sums of whole numbers leave the unit through memory, a group at a
+// time, and are scaled as everywhere else: the same bits. int16 activations go in as high and low bytes.
 #pragma once
 #include "gemm.h"
+#include "tasks.h"
 
 namespace {
 
@@ -13,12 +14,13 @@ constexpr int AMX_LEAST = 8;  // rows of a tile: 17 are 9 + 8
 
 // Few rows are faster without it.
 TS_INLINE bool suits_amx(const Weight& w, int rows) {
+  if (w.format == BF16X3) return true;
   if (w.format == U4) return rows >= 32;
   return w.format == INT8 && rows >= 2 * AMX_LEAST && w.group % 32 == 0;
 }
 TS_INLINE int amx_depth(const Weight& w) { return w.group % 64 == 0 ? 64 : 32; }  // features of an instruction
 
-// The shapes of the unit's registers: 0 and 1 are sums, 4 and 5 activations, 6 weights. Held by a thread for a task.
+// The shapes of the unit's registers: up to 3 they hold sums, 4 and 5 activations, 6 and 7 weights. Held by a thread for a task.
 class AmxShapes {
  public:
   explicit AmxShapes(const Weight& w) {
@@ -27,10 +29,10 @@ class AmxShapes {
       uint16_t row_bytes[16] = {};
       uint8_t rows[16] = {};
     } shapes;
-    const int depth = amx_depth(w);
-    for (int i : {0, 1}) shapes.rows[i] = AMX_ROWS, shapes.row_bytes[i] = LANES * 4;
+    const int depth = w.format == BF16X3 ? BF16_STEP * 2 : amx_depth(w);  // bytes of a row of activations
+    for (int i : {0, 1, 2, 3}) shapes.rows[i] = AMX_ROWS, shapes.row_bytes[i] = LANES * 4;
     for (int i : {4, 5}) shapes.rows[i] = AMX_ROWS, shapes.row_bytes[i] = depth;
-    shapes.rows[6] = depth / 4, shapes.row_bytes[6] = LANES * 4;
+    for (int i : {6, 7}) shapes.rows[i] = depth / 4, shapes.row_bytes[i] = LANES * 4;
     asm volatile("" ::"m"(shapes));  // gcc 12 believes that the next line reads eight bytes of it
     _tile_loadconfig(&shapes);
   }
@@ -119,6 +121,68 @@ inline void amx_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   }
   if (g < steps) multiply(g), scale_sums(g);
   keep(acc, c);
+}
+
+// One or two tiles of activations, of `rows` rows, times one or two panels of bf16. As many panels at once as fit are
+// what a tile of activations is loaded for. The sums of 16 rows are written, whatever `rows` is.
+struct AmxRows {
+  const uint8_t* q;
+  int rows;
+  float* c;  // [panel][MAX_BLOCK_ROWS][16]
+};
+template <bool TWO_TILES, bool TWO_PANELS>
+inline void amx_bf16_tiles(const uint8_t* panel, int64_t panel_bytes, int steps, Fetch& fetch, const AmxRows& a, const AmxRows& b) {
+  const uint8_t *x = a.q, *y = b.q, *other = panel + panel_bytes;
+  const int64_t x_part = int64_t(a.rows) * BF16_STEP * 2, y_part = int64_t(b.rows) * BF16_STEP * 2;
+  float *c = a.c, *d = b.c;
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  for (int step = 0; step < steps; ++step) {
+    fetch.step();
+    _tile_loadd(6, panel + int64_t(step) * BF16_STEP * LANES * 2, 64);
+    if (TWO_PANELS) _tile_loadd(7, other + int64_t(step) * BF16_STEP * LANES * 2, 64);
+#pragma GCC unroll 3
+    for (int part = 0; part < BF16_PARTS; ++part) {
+      _tile_loadd(4, x, 64);
+      x += x_part;
+      _tile_dpbf16ps(0, 4, 6);
+      if (TWO_PANELS) _tile_dpbf16ps(1, 4, 7);
+      if (!TWO_TILES) continue;
+      _tile_loadd(5, y, 64);
+      y += y_part;
+      _tile_dpbf16ps(2, 5, 6);
+      if (TWO_PANELS) _tile_dpbf16ps(3, 5, 7);
+    }
+  }
+  _tile_stored(0, c, LANES * 4);
+  if (TWO_PANELS) _tile_stored(1, c + MAX_BLOCK_ROWS * LANES, LANES * 4);
+  if (!TWO_TILES) return;
+  _tile_stored(2, d, LANES * 4);
+  if (TWO_PANELS) _tile_stored(3, d + MAX_BLOCK_ROWS * LANES, LANES * 4);
+}
+
+// c[panel][MAX_BLOCK_ROWS][16] = activations x one or two panels.
+inline void amx_bf16_panels(const Weight& w, const uint8_t* panel, int panels, const uint8_t* next, const Acts& acts, int rows,
+                            float* c) {
+  const int64_t bytes = panel_bytes(w);
+  forget();  // what was written is what the unit reads
+  const Tiles tiles(rows, AMX_ROWS);
+  const Ahead ahead = {next, panels * bytes, w.k / BF16_STEP};
+  auto tile = [&](int i) { return AmxRows{acts.q + int64_t(tiles.first(i)) * w.k * act_bytes(w), tiles.rows(i), c + tiles.first(i) * LANES}; };
+  for (int i = 0; i < tiles.count; i += 2) {
+    Fetch fetch(ahead, i / 2, (tiles.count + 1) / 2);
+    const AmxRows a = tile(i);
+    if (i + 1 == tiles.count) {
+      if (panels == 2) amx_bf16_tiles<false, true>(panel, bytes, w.k / BF16_STEP, fetch, a, a);
+      else amx_bf16_tiles<false, false>(panel, bytes, w.k / BF16_STEP, fetch, a, a);
+    } else {
+      if (panels == 2) amx_bf16_tiles<true, true>(panel, bytes, w.k / BF16_STEP, fetch, a, tile(i + 1));
+      else amx_bf16_tiles<true, false>(panel, bytes, w.k / BF16_STEP, fetch, a, tile(i + 1));
+    }
+  }
+  forget();
 }
 
 #endif

@@ -18,7 +18,7 @@ inline void embed_row(const Weight& w, int32_t token, float* out) {
       const int64_t at = int64_t(i) * LANES + column;
       out[i] = w.format == F32   ? ((const float*)panel)[at]
                : w.format == F16 ? f16_to_f32(((const uint16_t*)panel)[at])
-                                 : bf16_to_f32(((const uint16_t*)panel)[at]);
+                                 : bf16_to_f32(((const uint16_t*)panel)[i / 2 * 2 * LANES + 2 * column + i % 2]);
     }
     return;
   }

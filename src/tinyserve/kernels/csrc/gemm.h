@@ -11,9 +11,10 @@
 
 namespace {
 
-// Quantized activations of a tile of R rows, int8 per group of 32 for u4 weights, int16 per group for int8 weights. Rows lie
+// Prepared activations of a tile of R rows: int8 per group of 32 for u4 weights, int16 per group for int8 weights. Rows lie
 // side by side, so that a tile reads one stream: q[word][R] with 4-byte words along the features, scale and sum [group][R].
-// For the matrix unit (amx.h) q is [group][R][features], of int16 [group][high, low][R][features].
+// For the matrix unit (amx.h) q is [group][R][features], of int16 [group][high, low][R][features]. For BF16X3 weights q is
+// [step of 32][part][R][features], and there are no scales.
 struct Acts {
   uint8_t* q;
   float* scale;
@@ -28,7 +29,8 @@ TS_INLINE int64_t group_bytes(const Weight& w) {
 }
 TS_INLINE int64_t panel_bytes(const Weight& w) {
   if (w.format == F32) return int64_t(w.k) * LANES * 4;
-  if (w.format == F16 || w.format == BF16) return int64_t(w.k) * LANES * 2;
+  if (w.format == F16) return int64_t(w.k) * LANES * 2;
+  if (w.format == BF16 || w.format == BF16X3) return int64_t(w.k + 1) / 2 * LANES * 4;
   return (w.k / w.group) * group_bytes(w);
 }
 TS_INLINE vf load_scale(const uint8_t* p, bool f16) { return f16 ? load_f16((const uint16_t*)p) : load((const float*)p); }
@@ -131,10 +133,10 @@ TS_INLINE vf add_min(vf acc, vf least, const Acts& a, int64_t at) { return fma(l
 // ---- float weights ----------------------------------------------------------------------------------------------
 
 template <int FORMAT>
-TS_INLINE vf load_weights(const uint8_t* p, int64_t k) {
+TS_INLINE vf load_weights(const uint8_t* p, int64_t k, [[maybe_unused]] bool odd) {
   if constexpr (FORMAT == F32) return load((const float*)p + k * LANES);
   else if constexpr (FORMAT == F16) return load_f16((const uint16_t*)p + k * LANES);
-  else return load_bf16((const uint16_t*)p + k * LANES);
+  else return load_bf16_of_pairs((const uint32_t*)p + k / 2 * LANES, odd);
 }
 
 constexpr int FLOAT_STEP = 4;  // features between two looks at what to fetch
@@ -143,16 +145,16 @@ template <int FORMAT, int R>
 TS_INLINE void float_tile(const Block& b, Fetch fetch, const float* x, int64_t stride, float* c) {
   vf acc[R];
   begin(b, c, acc);
-  auto step = [&](int i) TS_LAMBDA {
-    const vf w = load_weights<FORMAT>(b.data, i);
+  auto step = [&](int i, bool odd) TS_LAMBDA {
+    const vf w = load_weights<FORMAT>(b.data, i, odd);
     each<R>([&](auto r) TS_LAMBDA { acc[r] = fma(set1(x[r * stride + i]), w, acc[r]); });
   };
   int i = 0;
   for (; i + FLOAT_STEP <= b.steps; i += FLOAT_STEP) {
     fetch.step();
-    each<FLOAT_STEP>([&](auto u) TS_LAMBDA { step(i + u); });
+    each<FLOAT_STEP>([&](auto u) TS_LAMBDA { step(i + u, u % 2); });
   }
-  for (; i < b.steps; ++i) step(i);
+  for (; i < b.steps; ++i) step(i, i % 2);
   keep(acc, c);
 }
 
@@ -173,6 +175,66 @@ struct FloatTiles {
     float_tile<FORMAT, R>(b, fetch, x + row * stride, stride, c + row * LANES);
   }
 };
+
+// ---- bf16 weights, activations in three parts --------------------------------------------------------------------
+// An f32 activation is the sum of three bf16 numbers, and a product of two bf16 numbers is exact in f32. The order of additions
+// is that of the matrix unit's instruction (TDPBF16PS in Intel's manual): over 32 features, the even and the odd ones are summed
+// apart from zero up, and added to what there is. Elsewhere this takes three times the multiplications of f32 activations.
+
+constexpr int BF16_STEP = 32, BF16_PARTS = 3;
+
+// Store the upper halves of 16 floats; what they leave.
+TS_INLINE vf store_upper(uint16_t* p, vf x) {
+#if defined(TS_ISA_AVX512)
+  const __m512i bits = _mm512_castps_si512(x.v);
+  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
+  return sub(x, {_mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(-65536)))});
+#else
+  float rest[LANES];
+  store(rest, x);
+  for (int i = 0; i < LANES; ++i) {
+    p[i] = static_cast<uint16_t>(bits_of(rest[i]) >> 16);
+    rest[i] -= bf16_to_f32(p[i]);
+  }
+  return load(rest);
+#endif
+}
+
+// Features 32 * step ... of a row, as number r of a tile's R. Each part takes the next eight of 24 bits. `next` is another row to
+// ask for meanwhile, as in quantize_groups.
+TS_INLINE void split_bf16(const float* x, uint8_t* q, int step, int r, int rows, const float* next) {
+  uint16_t* to = (uint16_t*)q + (int64_t(step) * BF16_PARTS * rows + r) * BF16_STEP;
+  for (int i = 0; i < BF16_STEP; i += LANES) {
+    __builtin_prefetch(next + i);
+    vf rest = load(x + i);
+    for (int part = 0; part < BF16_PARTS; ++part) rest = store_upper(to + part * rows * BF16_STEP + i, rest);
+  }
+}
+
+template <int R>
+inline void bf16x3_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
+  vf acc[R];
+  begin(b, c, acc);
+  for (int step = 0; step < b.steps; ++step) {
+    fetch.step();
+    const uint8_t* weights = b.data + int64_t(step) * BF16_STEP * LANES * 2;
+    const uint16_t* x = (const uint16_t*)a.q + int64_t(step) * BF16_PARTS * R * BF16_STEP;
+    for (int part = 0; part < BF16_PARTS; ++part, x += R * BF16_STEP) {
+      vf even[R], odd[R];
+      each<R>([&](auto r) TS_LAMBDA { even[r] = odd[r] = zero(); });
+      for (int i = 0; i < BF16_STEP; i += 2) {
+        const vf w0 = load_weights<BF16>(weights, i, false), w1 = load_weights<BF16>(weights, i, true);
+        each<R>([&](auto r) TS_LAMBDA {
+          even[r] = fma(set1(bf16_to_f32(x[r * BF16_STEP + i])), w0, even[r]);
+          odd[r] = fma(set1(bf16_to_f32(x[r * BF16_STEP + i + 1])), w1, odd[r]);
+        });
+      }
+      each<R>([&](auto r) TS_LAMBDA { acc[r] = add(acc[r], add(even[r], odd[r])); });
+    }
+  }
+  keep(acc, c);
+}
+constexpr int BF16X3_ROWS = 4;
 
 // ---- four-bit weights -------------------------------------------------------------------------------------------
 // A group's 256 bytes are 8 runs of 32: run j holds input features 4j .. 4j+3; byte 4c + i holds feature 4j + i of

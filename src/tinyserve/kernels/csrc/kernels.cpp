@@ -30,17 +30,15 @@ struct RowBlock {
       : first(block * block_rows(op, run.amx)), rows(std::min(block_rows(op, run.amx), rows_of(op, *run.step) - first)),
         layout(layout_of(op.weight, rows, run.amx)) {}
   Acts acts(const Op& op, const Run& run) const {
-    const Weight& w = op.weight;
-    if (!is_quantized(w)) return {};
-    const int64_t at = int64_t(first) * (w.k / w.group);
-    return {run.act_q + int64_t(first) * w.k * (w.format == U4 ? 1 : 2), run.act_scale + at, run.act_sum + at};
+    if (!act_bytes(op.weight)) return {};
+    return acts_of(op.weight, {run.act_q, run.act_scale, run.act_sum}, first);
   }
 };
 
 // A tile, or a run of its groups, row by row into the layout that the tile will read.
-void quantize(const Op& op, const Run& run, int task) {
+void prepare(const Op& op, const Run& run, int task) {
   const Weight& w = op.weight;
-  const int tasks = quantize_tasks(op, run.amx);
+  const int tasks = prepare_tasks(op, run.amx);
   const RowBlock block(op, run, task / tasks);
   const Tiles tiles(block.rows, block.layout.tile_rows);
   const int parts = ceil_div(block.rows, LEAST_TILE_ROWS) / tiles.count, groups = w.k / w.group;
@@ -51,8 +49,11 @@ void quantize(const Op& op, const Run& run, int task) {
   for (int r = 0; r < tiles.rows(tile); ++r) {
     const float* x = op.in.data + (block.first + first + r) * op.in.stride;
     const float* next = x + (r + 1 < tiles.rows(tile) ? op.in.stride : 0);
-    if (w.format == U4) quantize_groups<int8_t>(x, next, w.group, begin, end, block.layout, acts_of<int8_t>(w, acts, first), r, tiles.rows(tile));
-    else quantize_groups<int16_t>(x, next, w.group, begin, end, block.layout, acts_of<int16_t>(w, acts, first), r, tiles.rows(tile));
+    const Acts to = acts_of(w, acts, first);
+    if (w.format == BF16X3)
+      for (int step = begin; step < end; ++step) split_bf16(x + step * BF16_STEP, to.q, step, r, tiles.rows(tile), next + step * BF16_STEP);
+    else if (w.format == U4) quantize_groups<int8_t>(x, next, w.group, begin, end, block.layout, to, r, tiles.rows(tile));
+    else quantize_groups<int16_t>(x, next, w.group, begin, end, block.layout, to, r, tiles.rows(tile));
   }
 }
 
@@ -87,6 +88,20 @@ void linear(const Op& op, const Run& run, int task, uint8_t* scratch) {
 #if TS_HAVE_AMX
   std::optional<AmxShapes> shapes;
   if (block.layout.amx) shapes.emplace(w);
+#endif
+#if TS_HAVE_AMX
+  if (block.layout.amx && w.format == BF16X3) {
+    for (int panel = begin * per_unit; panel < end * per_unit; panel += 2) {
+      const int panels = std::min(2, end * per_unit - panel);
+      const uint8_t* data = w.data + panel * bytes;
+      amx_bf16_panels(w, data, panels, panel + panels < end * per_unit ? data + panels * bytes : next_task, acts, block.rows, c);
+      for (int r = 0; r < block.rows; ++r) {
+        finish_unit(op, panel / per_unit, block.first + r, load(c + r * LANES), up + r * LANES);
+        if (panels == 2 && !op.silu_mul) finish_unit(op, panel + 1, block.first + r, load(up + r * LANES), nullptr);
+      }
+    }
+    return;
+  }
 #endif
   for (int panel = begin * per_unit; panel < end * per_unit; ++panel) {
     const uint8_t* data = w.data + panel * bytes;
@@ -241,7 +256,7 @@ void run_task(const Op& op, const Run& run, int stage, int task, uint8_t* scratc
     case ROPE_AND_CACHE:
       return for_rows(op, rows, task, [&](int row) { rope_and_cache_row(op, *run.kv, *run.step, row); });
     case LINEAR:
-      if (is_quantized(op.weight) && stage == 0) return quantize(op, run, task);
+      if (act_bytes(op.weight) && stage == 0) return prepare(op, run, task);
       return linear(op, run, task, scratch);
     case ATTENTION:
       return attention(op, run, stage, task, scratch);

@@ -2,13 +2,14 @@
 #pragma once
 #include "amx.h"
 #include "gemm.h"
+#include "tasks.h"
 
 namespace {
 
 constexpr int FLOAT_BLOCK = 128;       // features of a block: it and six rows of activations take half of L1
 constexpr int WIDEN_FROM_ROWS = 32;    // of a four-bit panel; two-byte weights gain from the second tile on
 
-// How the quantized activations of a block of rows lie (Acts), by the tiles that will read them.
+// How the prepared activations of a block of rows lie (Acts), by the tiles that will read them.
 struct Layout {
   int tile_rows;
   bool amx;
@@ -17,7 +18,7 @@ TS_INLINE Layout layout_of(const Weight& w, [[maybe_unused]] int rows, [[maybe_u
 #if TS_HAVE_AMX
   if (may_use_amx && suits_amx(w, rows)) return {AMX_ROWS, true};
 #endif
-  return {w.format == U4 ? U4_ROWS : INT8_ROWS, false};
+  return {w.format == U4 ? U4_ROWS : w.format == INT8 ? INT8_ROWS : BF16X3_ROWS, false};
 }
 
 // Groups of one row: q = round(x * limit / max|x|), half to even. A group that holds a NaN or an infinity gets a NaN scale, so
@@ -57,11 +58,20 @@ inline void quantize_groups(const float* row, const float* next_row, int group, 
 }
 
 // Where the activations of the tile that begins at `row` lie.
-template <class Q>
 TS_INLINE Acts acts_of(const Weight& w, const Acts& a, int64_t row) {
   const int64_t at = row * (w.k / w.group);
-  return {a.q + row * w.k * sizeof(Q), a.scale + at, a.sum + at};
+  return {a.q + row * w.k * act_bytes(w), a.scale + at, a.sum + at};
 }
+
+struct Bf16x3Tiles {
+  Block b;
+  const Acts& a;
+  float* c;
+  template <int R>
+  TS_INLINE void operator()(int row, const Fetch& fetch) const {
+    bf16x3_tile<R>(b, fetch, acts_of(b.w, a, row), c + row * LANES);
+  }
+};
 
 template <bool WIDE>
 struct U4Tiles {
@@ -70,7 +80,7 @@ struct U4Tiles {
   float* c;
   template <int R>
   TS_INLINE void operator()(int row, const Fetch& fetch) const {
-    u4_tile<R, WIDE>(b, fetch, acts_of<int8_t>(b.w, a, row), c + row * LANES);
+    u4_tile<R, WIDE>(b, fetch, acts_of(b.w, a, row), c + row * LANES);
   }
 };
 
@@ -80,7 +90,7 @@ struct Int8Tiles {
   float* c;
   template <int R>
   TS_INLINE void operator()(int row, const Fetch& fetch) const {
-    int8_tile<R>(b, fetch, acts_of<int16_t>(b.w, a, row), c + row * LANES);
+    int8_tile<R>(b, fetch, acts_of(b.w, a, row), c + row * LANES);
   }
 };
 
@@ -92,7 +102,7 @@ struct AmxTiles {
   float* c;
   template <int R>
   TS_INLINE void operator()(int row, const Fetch& fetch) const {
-    amx_tile<T, R>(b, fetch, acts_of<T>(b.w, a, row), c + row * LANES);
+    amx_tile<T, R>(b, fetch, acts_of(b.w, a, row), c + row * LANES);
   }
 };
 #endif
@@ -108,7 +118,10 @@ inline void float_panel(const Weight& w, const uint8_t* panel, const uint8_t* ne
     if (FORMAT == F32 || rows <= FLOAT_ROWS) {
       in_tiles<FLOAT_ROWS>(rows, ahead, FloatTiles<FORMAT>{b, x + k, stride, c});
     } else {
-      for (int i = 0; i < b.steps; ++i) store((float*)wide + i * LANES, load_weights<FORMAT>(b.data, i));
+      for (int i = 0; i < b.steps; i += 2) {  // there is room for one more
+        store((float*)wide + i * LANES, load_weights<FORMAT>(b.data, i, false));
+        store((float*)wide + (i + 1) * LANES, load_weights<FORMAT>(b.data, i + 1, true));
+      }
       in_tiles<FLOAT_ROWS>(rows, ahead, FloatTiles<F32>{{w, wide, b.steps, b.first}, x + k, stride, c});
     }
   }
@@ -139,6 +152,7 @@ inline void run_panel(const Weight& w, const uint8_t* panel, const uint8_t* next
     case F32: return float_panel<F32>(w, panel, next, x, x_stride, rows, c, wide);
     case F16: return float_panel<F16>(w, panel, next, x, x_stride, rows, c, wide);
     case BF16: return float_panel<BF16>(w, panel, next, x, x_stride, rows, c, wide);
+    case BF16X3: return in_tiles<BF16X3_ROWS>(rows, {next, panel_bytes(w), w.k / BF16_STEP}, Bf16x3Tiles{{w, panel, w.k / BF16_STEP, true}, a, c});
     case INT8:
     case U4: return integer_panel(w, panel, {next, panel_bytes(w), w.k / w.group}, layout, a, rows, c, wide);
   }

@@ -5,7 +5,7 @@
 
 namespace {
 
-enum Probe : int { READ = 0, FMA = 1, INT16 = 2, U4S8 = 3 };
+enum Probe : int { READ = 0, FMA = 1, INT16 = 2, U4S8 = 3, BF16X3_PRODUCTS = 4 };
 constexpr int64_t PROBE_ROUNDS = 1 << 20;
 #if defined(TS_ISA_AVX2)
 constexpr int FMA_CHAINS = 6;  // of two registers each: with both operands, what sixteen registers hold
@@ -62,6 +62,23 @@ TS_INLINE int64_t amx_chains(int kind) {
   }
   return AMX_ROUNDS * 2 * AMX_ROWS * LANES * 32 / (kind == INT16 ? 2 : 1);
 }
+// Four sums at once, since each instruction waits for the one before it on the same registers.
+TS_INLINE int64_t amx_bf16_chains() {
+  const AmxShapes shapes(Weight{nullptr, BF16X3, LANES, BF16_STEP, BF16_STEP, 0, 0});
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  _tile_zero(4);
+  _tile_zero(6);
+  for (int64_t round = 0; round < AMX_ROUNDS / 2; ++round) {
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 6);
+    _tile_dpbf16ps(2, 4, 6);
+    _tile_dpbf16ps(3, 4, 6);
+  }
+  return AMX_ROUNDS / 2 * 4 * AMX_ROWS * LANES * BF16_STEP / BF16_PARTS;
+}
 #endif
 TS_INLINE int float_chains(float* sink) {
   float values[2] = {1.0f, 1.0e-9f};
@@ -92,12 +109,13 @@ int64_t probe(int kind, [[maybe_unused]] bool amx, const uint8_t* data, int64_t 
   }
 #if TS_HAVE_AMX
   if (amx && (kind == INT16 || kind == U4S8)) return amx_chains(kind);
+  if (amx && kind == BF16X3_PRODUCTS) return amx_bf16_chains();
 #endif
 #if defined(TS_ISA_AVX2) || defined(TS_ISA_AVX512)
   if (kind == INT16) return PROBE_ROUNDS * integer_chains<INT16>(sink);
   if (kind == U4S8) return PROBE_ROUNDS * integer_chains<U4S8>(sink);
 #endif
-  return PROBE_ROUNDS * float_chains(sink);
+  return PROBE_ROUNDS * float_chains(sink) / (kind == BF16X3_PRODUCTS ? BF16_PARTS : 1);
 }
 
 }  // namespace

@@ -44,10 +44,10 @@ struct Variant {
 // The matrix unit's registers are large: Linux gives them to a process that asks.
 bool may_use_amx() {
   static const bool may = [] {
-    constexpr unsigned TILES = 1u << 24, INT8_PRODUCTS = 1u << 25;
+    constexpr unsigned BF16_PRODUCTS = 1u << 22, TILES = 1u << 24, INT8_PRODUCTS = 1u << 25;
     constexpr int REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     unsigned a, b, c, d;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(d & TILES) || !(d & INT8_PRODUCTS)) return false;
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (~d & (BF16_PRODUCTS | TILES | INT8_PRODUCTS))) return false;
     return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
   }();
   return may;
@@ -107,7 +107,7 @@ int64_t scratch_bytes(const std::vector<Op>& ops) {
   for (const Op& op : ops) {
     if (op.kind == LINEAR) {
       int64_t bytes = 2 * MAX_BLOCK_ROWS * PANEL * 4;
-      if (is_quantized(op.weight)) bytes += PANEL * (op.weight.k + 8 * (op.weight.k / op.weight.group));
+      if (op.weight.format == INT8 || op.weight.format == U4) bytes += PANEL * (op.weight.k + 8 * (op.weight.k / op.weight.group));
       else bytes += WIDE_FEATURES * PANEL * 4;
       most = std::max(most, bytes);
     } else if (op.kind == ATTENTION) {
@@ -129,8 +129,8 @@ class Program : public Job {
       : ops_(ops, ops + num_ops), kv_(*kv), kernels_(variant.kernels), threads_(threads) {
     int64_t k = 1, groups = 1;
     for (const Op& op : ops_) {
-      if (op.kind != LINEAR || !is_quantized(op.weight)) continue;
-      k = std::max<int64_t>(k, op.weight.k * (op.weight.format == U4 ? 1 : 2));
+      if (op.kind != LINEAR || !act_bytes(op.weight)) continue;
+      k = std::max<int64_t>(k, op.weight.k * act_bytes(op.weight));
       groups = std::max<int64_t>(groups, op.weight.k / op.weight.group);
     }
     act_q_ = std::make_unique<Aligned>(k * max_rows + READ_BEYOND);
@@ -164,7 +164,7 @@ class Program : public Job {
     const int rows = rows_of(op, step);
     const int row_tasks = rows == 0 ? 0 : ceil_div(rows, rows_per_task(op, rows));
     if (op.kind == LINEAR) {
-      if (is_quantized(op.weight)) stages_.push_back({i, 0, ceil_div(rows, LEAST_TILE_ROWS)});
+      if (act_bytes(op.weight)) stages_.push_back({i, 0, ceil_div(rows, LEAST_TILE_ROWS)});
       const LinearGrid grid(op, rows, threads_, run_.amx);
       stages_.push_back({i, 1, grid.row_blocks * grid.chunks});
     } else if (op.kind == ATTENTION) {

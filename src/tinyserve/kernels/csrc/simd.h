@@ -106,6 +106,10 @@ TS_INLINE vf load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_
 TS_INLINE vf load_bf16(const uint16_t* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
 }
+TS_INLINE vf load_bf16_of_pairs(const uint32_t* p, bool upper) {
+  const __m512i pairs = _mm512_loadu_si512(p);
+  return {_mm512_castsi512_ps(upper ? _mm512_and_si512(pairs, _mm512_set1_epi32(-65536)) : _mm512_slli_epi32(pairs, 16))};
+}
 TS_INLINE vf load_i8(const int8_t* p) {
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
 }
@@ -151,6 +155,13 @@ TS_INLINE vf load_f16(const uint16_t* p) {
 TS_INLINE vf load_bf16(const uint16_t* p) {
   auto half = [](const uint16_t* q) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)q)), 16));
+  };
+  return {half(p), half(p + 8)};
+}
+TS_INLINE vf load_bf16_of_pairs(const uint32_t* p, bool upper) {
+  auto half = [&](const uint32_t* q) TS_LAMBDA {
+    const __m256i pairs = _mm256_loadu_si256((const __m256i*)q);
+    return _mm256_castsi256_ps(upper ? _mm256_and_si256(pairs, _mm256_set1_epi32(-65536)) : _mm256_slli_epi32(pairs, 16));
   };
   return {half(p), half(p + 8)};
 }
@@ -205,6 +216,9 @@ TS_INLINE vf abs(vf a) { TS_EACH(vabsq_f32(a.v[i])) }
 TS_INLINE vf round(vf a) { TS_EACH(vrndnq_f32(a.v[i])) }
 TS_INLINE vf load_f16(const uint16_t* p) { TS_EACH(vcvt_f32_f16(vld1_f16((const __fp16*)(p + 4 * i)))) }
 TS_INLINE vf load_bf16(const uint16_t* p) { TS_EACH(vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16))) }
+TS_INLINE vf load_bf16_of_pairs(const uint32_t* p, bool upper) {
+  TS_EACH(vreinterpretq_f32_u32(upper ? vandq_u32(vld1q_u32(p + 4 * i), vdupq_n_u32(0xFFFF0000)) : vshlq_n_u32(vld1q_u32(p + 4 * i), 16)))
+}
 TS_INLINE vf load_i8(const int8_t* p) {
   TS_EACH(vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(*(const int32_t*)(p + 4 * i))))))))
 }
@@ -252,6 +266,7 @@ TS_INLINE vf abs(vf a) { TS_EACH(std::fabs(a.v[i])) }
 TS_INLINE vf round(vf a) { TS_EACH(nearbyintf(a.v[i])) }
 TS_INLINE vf load_f16(const uint16_t* p) { TS_EACH(f16_to_f32(p[i])) }
 TS_INLINE vf load_bf16(const uint16_t* p) { TS_EACH(bf16_to_f32(p[i])) }
+TS_INLINE vf load_bf16_of_pairs(const uint32_t* p, bool upper) { TS_EACH(float_of(upper ? p[i] & 0xFFFF0000 : p[i] << 16)) }
 TS_INLINE vf load_i8(const int8_t* p) { TS_EACH(static_cast<float>(p[i])) }
 TS_INLINE vf exp2_int(vf a) { TS_EACH(float_of(uint32_t(static_cast<int32_t>(a.v[i]) + 127) << 23)) }
 TS_INLINE vf keep_where_ge(vf x, vf bound, vf a) { TS_EACH(x.v[i] >= bound.v[i] ? a.v[i] : 0.0f) }

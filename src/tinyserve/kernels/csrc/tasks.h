@@ -11,16 +11,20 @@ constexpr int MAX_BLOCK_ROWS = 256;
 constexpr int WIDE_FEATURES = 128;  // of float weights, widened at a time
 constexpr int SPLIT_MAX_ROWS = 24;  // a sequence with at most this many query rows may have its partitions run apart
 constexpr int KEY_PARTITION = 256;
-constexpr int READ_BEYOND = 4096;  // bytes after quantized activations that amx.h may read, for rows that are not there
+constexpr int READ_BEYOND = 4096;  // bytes after prepared activations that amx.h may read, for rows that are not there
 constexpr int MAX_HEAD_DIM = 512;  // kernels/recorder.py refuses more
 
 inline int rows_of(const Op& op, const Step& step) { return op.rows == TOKENS ? step.num_tokens : step.num_logits; }
-inline bool is_quantized(const Weight& w) { return w.format == INT8 || w.format == U4; }
+// Bytes that an activation takes once it is quantized, or split into parts, for these weights; 0: it is multiplied as it is.
+inline int act_bytes(const Weight& w) { return w.format == U4 ? 1 : w.format == INT8 ? 2 : w.format == BF16X3 ? 6 : 0; }
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // Rows of a block of a linear operation, which share one pass over each panel of weights. Their activations should stay in L2,
 // which is large where there is a matrix unit.
-inline int block_rows(const Op& op, bool amx) { return amx && op.weight.format == U4 ? MAX_BLOCK_ROWS : 128; }
+inline int block_rows(const Op& op, bool amx) {
+  if (op.weight.format == BF16X3) return std::clamp((1 << 20) / (act_bytes(op.weight) * op.weight.k) / 32 * 32, 32, 128);
+  return amx && op.weight.format == U4 ? MAX_BLOCK_ROWS : 128;
+}
 
 // A linear operation's grid: row blocks x runs of panels.
 struct LinearGrid {
@@ -37,10 +41,10 @@ struct LinearGrid {
   }
 };
 
-// Quantizing a linear operation's activations, by row blocks: as many tasks as a block could have tiles at most. A task
+// Preparing a linear operation's activations (act_bytes), by row blocks: as many tasks as a block could have tiles at most. A task
 // is a tile, or a run of a tile's groups: two threads that write to the same lines of memory would wait for each other.
 constexpr int LEAST_TILE_ROWS = 4;
-inline int quantize_tasks(const Op& op, bool amx) { return block_rows(op, amx) / LEAST_TILE_ROWS; }  // of a whole row block
+inline int prepare_tasks(const Op& op, bool amx) { return block_rows(op, amx) / LEAST_TILE_ROWS; }  // of a whole row block
 
 // Row-wise operations: a few rows a task, so that small steps stay on one thread and large ones spread. A row's keys go to as
 // many lines of memory as a head has features: two rows are worth a thread, but neighbours of a prompt write to the same lines.
@@ -75,7 +79,7 @@ struct Run {
   const Step* step;
   const KVCache* kv;
   AttentionPlan* plan;
-  uint8_t* act_q;      // quantized activations of the current linear operation
+  uint8_t* act_q;      // prepared activations of the current linear operation
   float* act_scale;
   float* act_sum;
   int threads;
@@ -84,13 +88,13 @@ struct Run {
 
 struct Kernels {
   const char* name;
-  // One task of one stage of an operation. LINEAR with integer weights: stage 0 quantizes, stage 1 multiplies.
+  // One task of one stage of an operation. LINEAR: stage 0 prepares activations, where the weights ask for it, stage 1 multiplies.
   // ATTENTION: stage 0 runs partitions, stage 1 merges them.
   void (*run)(const Op& op, const Run& run, int stage, int task, uint8_t* scratch);
   // One row of sampling; `work` holds vocab floats, `order` vocab + 1 int32.
   void (*sample)(const float* logits, int vocab, const SampleArgs& args, float* work, int32_t* order, SampleResult* result,
                  int32_t* top_ids, float* top_logprobs);
-  // A ceiling of the machine (probe.h): 0 read bandwidth, 1 f32, 2 int16, 3 four bits x int8; the last two of the matrix
-  // unit, if it is meant.
+  // A ceiling of the machine (probe.h): 0 read bandwidth, 1 f32, 2 int16, 3 four bits x int8, 4 bf16 in parts; the last three
+  // of the matrix unit, if it is meant.
   int64_t (*probe)(int kind, bool amx, const uint8_t* data, int64_t bytes, float* sink);
 };
