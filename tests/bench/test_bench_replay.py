@@ -44,6 +44,14 @@ def test_every_token_of_a_replay_is_stamped() -> None:
     assert all(r.ttft >= 0 for r in records)
 
 
+def test_the_most_that_a_scheduler_could_reach_by_hand() -> None:
+    """16 seats: a step takes 20 + 15 + 16 * 0.001 * 60 ms; ten more tokens of a prompt about 10."""
+    step = 0.02 + 15 * 0.001 + 16 * 1e-6 * (50 + 10)
+    chunk = (0.5 - 0.02) / 496 * 10 + 1e-6 * 10 * 25
+    want = 20 / (20 * step / 16 + 5 * chunk)
+    assert TIMES.most_tok_s(16, 50, 20, 10) == pytest.approx(want)
+
+
 def test_step_times_by_hand() -> None:
     def seconds(tokens: int, start: int = 0, logits: int = 1) -> float:
         return TIMES.of(StepPlan((Chunk(0, start, (1,) * tokens, (), logits),)))

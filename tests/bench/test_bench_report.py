@@ -134,6 +134,15 @@ def test_policies_are_judged_at_one_rate_that_saturates_static() -> None:
     assert (ttft(result), speed(result)) == (8.0, 1.5), "not the 20 of another rate"
 
 
+@pytest.mark.parametrize(("most", "limit"), [(1000.0, 1.6), (120.0, 1.2), (None, None)])
+def test_no_policy_gains_more_than_is_offered_or_than_full_seats(
+    most: float | None, limit: float | None
+) -> None:
+    counts = {"offered_requests_s": 16.0, "output_tokens": 100}
+    points = [point(name, 16.0, 1.0, 100.0, **counts) for name in ("static", "continuous")]
+    assert continuous_over_static("limit")({"points": points, "most_tok_s": most}) == limit
+
+
 def test_prompts_that_were_known_are_not_kept_quiet(tmp_path: Path) -> None:
     spread = {"p50": 0.1, "p99": 0.2}
     latencies = dict.fromkeys(("ttft_s", "inter_token_s", "e2e_s"), spread)

@@ -67,7 +67,8 @@ def served(key: str, percentile: str | None = None) -> Measure:
 def continuous_over_static(key: str) -> Measure:
     """Where static batching is saturated, at the rate that it can stand the least by throughput:
     p99 TTFT of static over continuous, or throughput the other way round. Both figures are of that
-    one rate. None where no rate saturates it.
+    one rate, and so is "limit": the throughput that is offered there, or that a machine with every
+    seat taken in every step would reach, over static. None where no rate saturates it.
     """
 
     def measure(result: Result) -> float | None:
@@ -75,21 +76,25 @@ def continuous_over_static(key: str) -> Measure:
         for point in result["points"]:
             by_rate.setdefault(point["rate"], {})[point["policy"]] = point
         both = [p for p in by_rate.values() if {"static", "continuous"} <= p.keys()]
-        rounds = [
-            (_rounds(pair["static"]), _rounds(pair["continuous"]))
-            for pair in both
-            if not keeps_up(pair["static"])
-        ]
-        gains = [
-            {
-                "output_tok_s": _median_ratio(continuous, static, "output_tok_s"),
-                "ttft_s": _median_ratio(static, continuous, "ttft_p99_s"),
-            }
-            for static, continuous in rounds
-        ]
-        return max(gains, key=lambda gain: gain["output_tok_s"])[key] if gains else None
+        gains: list[tuple[float, dict[str, float | None]]] = []
+        for pair in both:
+            if keeps_up(pair["static"]):
+                continue
+            static, continuous = _rounds(pair["static"]), _rounds(pair["continuous"])
+            speed = _median_ratio(continuous, static, "output_tok_s")
+            ttft = _median_ratio(static, continuous, "ttft_p99_s")
+            limit = _most_over(pair["static"], result.get("most_tok_s"))
+            gains.append((speed, {"output_tok_s": speed, "ttft_s": ttft, "limit": limit}))
+        return max(gains, key=lambda gain: gain[0])[1][key] if gains else None
 
     return measure
+
+
+def _most_over(point: Result, most_tok_s: float | None) -> float | None:
+    if most_tok_s is None:
+        return None
+    offered = point["offered_requests_s"] * point["output_tokens"] / point["requests"]
+    return float(min(most_tok_s, offered) / point["output_tok_s"])
 
 
 def _rounds(point: Result) -> Sequence[Mapping[str, float]]:

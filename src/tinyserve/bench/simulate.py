@@ -54,6 +54,20 @@ class StepModel:
         base = self._base(plan.num_tokens) + self.per_draw * (draws - 1)
         return max(base, 0.0) + self.per_context * attended
 
+    def most_tok_s(self, seats: int, prompt: float, output: float, chunk: int) -> float:
+        """Output tokens a second if every seat were taken in every step: what no scheduler exceeds.
+
+        On average requests have `prompt` tokens, of which a step takes `chunk` beside the decodes,
+        and `output` tokens.
+        """
+        rows = 1.0 * seats  # of a step in which everybody decodes
+        step = self._base(seats) + self.per_draw * (seats - 1)
+        step += self.per_context * rows * (prompt + output / 2)
+        chunk_s = (
+            self._base(seats + chunk) - self._base(seats) + self.per_context * chunk * prompt / 2
+        )
+        return output / (output * step / seats + prompt * chunk_s / chunk)
+
     def _base(self, tokens: int) -> float:
         right = min(bisect.bisect_left(self.sizes, tokens), len(self.sizes) - 1)
         left = max(right - 1, 0)

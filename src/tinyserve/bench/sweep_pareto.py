@@ -68,7 +68,12 @@ def main(argv: list[str] | None = None) -> None:
     names = [n for n in args.policies.split(",") if not (args.simulate and n == "continuous+spec")]
     run, about = _simulated(args) if args.simulate else _measured(args, names)
     points = sweep(args, names, run)
-    result = {"command": command(MODULE, args, parser), **about, "points": points}
+    result = {
+        "command": command(MODULE, args, parser),
+        **about,
+        "most_tok_s": most_tok_s(StepModel(**about["step_times"]), args),
+        "points": points,
+    }
     print(report(points))
     write_json(args.out, result)
     if args.plot:
@@ -183,6 +188,14 @@ def _configuration(args: argparse.Namespace, name: str) -> TinyServeConfig:
     return TinyServeConfig.from_dict(sections)
 
 
+def most_tok_s(times: StepModel, args: argparse.Namespace) -> float:
+    """See `StepModel.most_tok_s`."""
+    prompt = (args.prompt.low + args.prompt.high) / 2
+    output = (args.output.low + args.output.high) / 2
+    chunk = min(args.chunked_prefill_size, round(prompt))
+    return times.most_tok_s(args.max_num_seqs, prompt, output, chunk)
+
+
 def _measured(args: argparse.Namespace, names: list[str]) -> tuple[Run, dict[str, Any]]:
     """Each policy on its own engine over the same weights, in real time."""
     engines: dict[str, Engine] = {}
@@ -193,10 +206,13 @@ def _measured(args: argparse.Namespace, names: list[str]) -> tuple[Run, dict[str
     engine = engines[names[0]]
     variant = getattr(getattr(engine.core.runner, "backend", None), "variant", None)
 
+    times = _step_model(engine)
+
     def run(name: str, workload: list[Arrival]) -> list[Record]:
         return replay(engines[name].core, workload)
 
-    return run, {"machine": machine(variant), "model": shown_model(engine.model_name)}
+    about = {"machine": machine(variant), "model": shown_model(engine.model_name)}
+    return run, {**about, "step_times": dataclasses.asdict(times)}
 
 
 def _simulated(args: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
@@ -217,16 +233,18 @@ def step_times(args: argparse.Namespace) -> StepModel:
     """From the file, or of the model that the options name, on this machine, now."""
     if args.step_times and Path(args.step_times).exists():
         return StepModel.load(args.step_times)
-    say("measuring step times")
-    config = _configuration(args, "continuous")
-    engine = build_engine(config)
-    assert engine.config.cache.num_blocks is not None
-    times = StepModel.measure(
-        engine.core.runner, config.cache.block_size, engine.config.cache.num_blocks
-    )
+    engine = build_engine(_configuration(args, "continuous"))
+    times = _step_model(engine)
     if args.step_times:
         times.save(args.step_times, model=shown_model(engine.model_name), machine=machine())
     return times
+
+
+def _step_model(engine: Engine) -> StepModel:
+    say("measuring step times")
+    cache = engine.config.cache
+    assert cache.num_blocks is not None
+    return StepModel.measure(engine.core.runner, cache.block_size, cache.num_blocks)
 
 
 if __name__ == "__main__":
