@@ -123,13 +123,16 @@ inline void amx_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   keep(acc, c);
 }
 
-// One or two tiles of activations, of `rows` rows, times one or two panels of bf16. As many panels at once as fit are
-// what a tile of activations is loaded for. The sums of 16 rows are written, whatever `rows` is.
+// ---- bf16 weights (BF16X3): the unit reads panels as they are ------------------------------------------------------
+
+// A tile of activations, and where its sums go: those of 16 rows, whatever `rows` is.
 struct AmxRows {
   const uint8_t* q;
   int rows;
   float* c;  // [panel][MAX_BLOCK_ROWS][16]
 };
+
+// One or two tiles of activations times one or two panels: what is loaded is used twice.
 template <bool TWO_TILES, bool TWO_PANELS>
 inline void amx_bf16_tiles(const uint8_t* panel, int64_t panel_bytes, int steps, Fetch& fetch, const AmxRows& a, const AmxRows& b) {
   const uint8_t *x = a.q, *y = b.q, *other = panel + panel_bytes;
@@ -163,26 +166,27 @@ inline void amx_bf16_tiles(const uint8_t* panel, int64_t panel_bytes, int steps,
   if (TWO_PANELS) _tile_stored(3, d + MAX_BLOCK_ROWS * LANES, LANES * 4);
 }
 
-// c[panel][MAX_BLOCK_ROWS][16] = activations x one or two panels.
+// c[panel][MAX_BLOCK_ROWS][16] = activations x one or two panels; `next` are those to fetch meanwhile, or 0.
 inline void amx_bf16_panels(const Weight& w, const uint8_t* panel, int panels, const uint8_t* next, const Acts& acts, int rows,
                             float* c) {
   const int64_t bytes = panel_bytes(w);
-  forget();  // what was written is what the unit reads
+  const int steps = w.k / BF16_STEP;
   const Tiles tiles(rows, AMX_ROWS);
-  const Ahead ahead = {next, panels * bytes, w.k / BF16_STEP};
+  const Ahead ahead = {next, panels * bytes, steps};
+  forget();  // what was written is what the unit reads
   auto tile = [&](int i) { return AmxRows{acts.q + int64_t(tiles.first(i)) * w.k * act_bytes(w), tiles.rows(i), c + tiles.first(i) * LANES}; };
   for (int i = 0; i < tiles.count; i += 2) {
     Fetch fetch(ahead, i / 2, (tiles.count + 1) / 2);
     const AmxRows a = tile(i);
     if (i + 1 == tiles.count) {
-      if (panels == 2) amx_bf16_tiles<false, true>(panel, bytes, w.k / BF16_STEP, fetch, a, a);
-      else amx_bf16_tiles<false, false>(panel, bytes, w.k / BF16_STEP, fetch, a, a);
+      if (panels == 2) amx_bf16_tiles<false, true>(panel, bytes, steps, fetch, a, a);
+      else amx_bf16_tiles<false, false>(panel, bytes, steps, fetch, a, a);
     } else {
-      if (panels == 2) amx_bf16_tiles<true, true>(panel, bytes, w.k / BF16_STEP, fetch, a, tile(i + 1));
-      else amx_bf16_tiles<true, false>(panel, bytes, w.k / BF16_STEP, fetch, a, tile(i + 1));
+      if (panels == 2) amx_bf16_tiles<true, true>(panel, bytes, steps, fetch, a, tile(i + 1));
+      else amx_bf16_tiles<true, false>(panel, bytes, steps, fetch, a, tile(i + 1));
     }
   }
-  forget();
+  forget();  // and what it wrote is what is read
 }
 
 #endif

@@ -75,8 +75,8 @@ void linear(const Op& op, const Run& run, int task, uint8_t* scratch) {
   const LinearGrid grid(op, rows_of(op, *run.step), run.threads, run.amx);
   const RowBlock block(op, run, task / grid.chunks);
   const int begin = task % grid.chunks * grid.units_per_task, end = std::min(grid.units, begin + grid.units_per_task);
-  float* c = (float*)scratch;
-  float* up = c + MAX_BLOCK_ROWS * LANES;
+  float* c = (float*)scratch;  // sums of one panel, or of the gate's
+  float* up = c + MAX_BLOCK_ROWS * LANES;  // of the next
   uint8_t* wide = (uint8_t*)(up + MAX_BLOCK_ROWS * LANES);
   const Acts acts = block.acts(op, run);
   const float* x = op.in.data + block.first * op.in.stride;
@@ -85,31 +85,27 @@ void linear(const Op& op, const Run& run, int task, uint8_t* scratch) {
   // Threads take tasks in turn: this one's next is likely to be as many further on as there are threads.
   const int next_begin = begin + run.threads * grid.units_per_task;
   const uint8_t* next_task = next_begin < grid.units ? w.data + next_begin * per_unit * bytes : nullptr;
+  const bool bf16_on_amx = block.layout.amx && w.format == BF16X3;
 #if TS_HAVE_AMX
   std::optional<AmxShapes> shapes;
   if (block.layout.amx) shapes.emplace(w);
 #endif
+  const int last = end * per_unit, at_once = op.silu_mul || bf16_on_amx ? 2 : 1;
+  for (int panel = begin * per_unit; panel < last; panel += at_once) {
+    const int count = std::min(at_once, last - panel);
+    auto panel_at = [&](int i) { return w.data + i * bytes; };
+    auto next_of = [&](int i) { return i + 1 < last ? panel_at(i + 1) : next_task; };
+    if (bf16_on_amx) {
 #if TS_HAVE_AMX
-  if (block.layout.amx && w.format == BF16X3) {
-    for (int panel = begin * per_unit; panel < end * per_unit; panel += 2) {
-      const int panels = std::min(2, end * per_unit - panel);
-      const uint8_t* data = w.data + panel * bytes;
-      amx_bf16_panels(w, data, panels, panel + panels < end * per_unit ? data + panels * bytes : next_task, acts, block.rows, c);
-      for (int r = 0; r < block.rows; ++r) {
-        finish_unit(op, panel / per_unit, block.first + r, load(c + r * LANES), up + r * LANES);
-        if (panels == 2 && !op.silu_mul) finish_unit(op, panel + 1, block.first + r, load(up + r * LANES), nullptr);
-      }
-    }
-    return;
-  }
+      amx_bf16_panels(w, panel_at(panel), count, next_of(panel + count - 1), acts, block.rows, c);
 #endif
-  for (int panel = begin * per_unit; panel < end * per_unit; ++panel) {
-    const uint8_t* data = w.data + panel * bytes;
-    const bool is_up = op.silu_mul && panel % 2 == 1;
-    run_panel(w, data, panel + 1 < end * per_unit ? data + bytes : next_task, x, op.in.stride, block.layout, acts, block.rows,
-              is_up ? up : c, wide);
-    if (op.silu_mul && !is_up) continue;
-    for (int r = 0; r < block.rows; ++r) finish_unit(op, panel / per_unit, block.first + r, load(c + r * LANES), up + r * LANES);
+    } else {
+      for (int i = 0; i < count; ++i)
+        run_panel(w, panel_at(panel + i), next_of(panel + i), x, op.in.stride, block.layout, acts, block.rows, i == 0 ? c : up, wide);
+    }
+    for (int i = 0; i < count / per_unit; ++i)
+      for (int r = 0; r < block.rows; ++r)
+        finish_unit(op, panel / per_unit + i, block.first + r, load((i == 0 ? c : up) + r * LANES), up + r * LANES);
   }
 }
 
