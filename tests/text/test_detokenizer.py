@@ -71,7 +71,7 @@ def test_only_the_first_marker_is_stripped() -> None:
     assert pieces(SENTENCEPIECE, ids) == ["", "hello", " world", ""]
     assert pieces(SENTENCEPIECE, ids, skip=False) == ["<s>", " hello", " world", ""]
     assert pieces(SENTENCEPIECE, ids[2:]) == ["world", ""]
-    going_on = SENTENCEPIECE.detokenizer(continues=True)
+    going_on = SENTENCEPIECE.detokenizer(keeps_space=True)
     assert going_on.push(ids[2]) == " world"
 
 

@@ -138,18 +138,18 @@ class Intake:
 
         `params.max_tokens` None becomes the room that is left. `visible_ids`: special tokens that
         show in the text whatever `params` say. `continues`: the text goes on from the prompt's,
-        rather than begin a message. Without a `grammar` that of `params` is compiled
-        here and now.
+        rather than begin a message. Without a `grammar` that of `params` is compiled here and now.
         """
         params.check_vocab(self.limits.vocab_size)
-        continues = continues and self.tokenizer.has_text(prompt_token_ids)
         params = dataclasses.replace(params, max_tokens=self._max_tokens(prompt_token_ids, params))
         grammar = grammar or self._grammar(params)
+        keeps_space = continues and self.tokenizer.has_text(prompt_token_ids)
         return EngineRequest(
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
             params=params,
-            text=text_factory(self.tokenizer, params, visible_ids, continues=continues),
+            text=text_factory(self.tokenizer, params, visible_ids, keeps_space=keeps_space),
+            keeps_space=keeps_space,
             bad_words_ids=self._bad_words(params.bad_words),
             grammar=grammar.matcher if grammar is not None else None,
             **extra,

@@ -77,7 +77,7 @@ class EngineRequest:
     tokens. `pooling`: make an embedding of the prompt and no token (`params.max_tokens` is 0): the
     hidden state of its last token, or the mean over its tokens. `speculative` False: no drafts for
     this request, whatever the engine is set to. `grammar` makes the grammar of one choice, like
-    `text`.
+    `text`. `keeps_space`: how that text begins (`Tokenizer.detokenizer`).
     """
 
     request_id: str
@@ -89,6 +89,7 @@ class EngineRequest:
     cache_salt: str | None = None
     client: str = ""
     text: Callable[[], TextOutput] | None = None
+    keeps_space: bool = False
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     pooling: Pooling | None = None
     speculative: bool = True

@@ -22,7 +22,7 @@ class ChoiceText:
         tokenizer: Tokenizer,
         params: SamplingParams,
         visible_ids: frozenset[int],
-        continues: bool,
+        keeps_space: bool,
     ) -> None:
         self._output = TextOutput(
             tokenizer,
@@ -30,7 +30,7 @@ class ChoiceText:
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
             visible_ids=visible_ids,
-            continues=continues,
+            keeps_space=keeps_space,
         )
         self._detokenizer = self._output.only_detokenizer
         self._plain_texts = self._detokenizer.plain_texts if self._detokenizer else None
@@ -58,11 +58,11 @@ def text_factory(
     params: SamplingParams,
     visible_ids: frozenset[int] = frozenset(),
     *,
-    continues: bool = False,
+    keeps_space: bool = False,
 ) -> Callable[[], ChoiceText]:
     """A maker of one ChoiceText per choice, for `EngineRequest.text`.
 
-    `visible_ids` are special tokens that are shown even where others are skipped; `continues` as in
-    `Tokenizer.detokenizer`.
+    `visible_ids` are special tokens that are shown even where others are skipped; `keeps_space` as
+    in `Tokenizer.detokenizer`.
     """
-    return lambda: ChoiceText(tokenizer, params, visible_ids, continues)
+    return lambda: ChoiceText(tokenizer, params, visible_ids, keeps_space)

@@ -71,7 +71,7 @@ class _ThinkingCounter:
         self._detokenizer = context.tokenizer.detokenizer(
             skip_special_tokens=context.body.skip_special_tokens is not False,
             visible_ids=context.visible_ids,
-            continues=bool(context.body.continue_final_message),
+            keeps_space=bool(context.body.continue_final_message),
         )
         self._length = len(context.echo)
         self._starts: list[int] = []

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tinyserve.engine.request import RequestOutput
+from tinyserve.engine.request import EngineRequest, RequestOutput
 from tinyserve.engine.sampling import SampledToken
 from tinyserve.text.detokenizer import IncrementalDetokenizer
 from tinyserve.text.tokenizer import Tokenizer
@@ -64,11 +64,13 @@ class Usage:
 class PromptPart:
     """One prompt of the HTTP request: its engine request, and the text that echo shows first."""
 
-    request_id: str
+    request: EngineRequest
     first_index: int  # choice index of its first choice
-    token_ids: Sequence[int]
     echo_text: str = ""
-    continues: bool = False  # the choices' text goes on from the prompt's
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        return self.request.prompt_token_ids
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class DeltaMaker:
     ) -> None:
         self._tokenizer = tokenizer
         self.parts = tuple(parts)
-        self._parts = {part.request_id: part for part in parts}
+        self._parts = {part.request.request_id: part for part in parts}
         self._options = options
         self._choices: dict[int, _Choice] = {}
         self._seen_prompts: set[str] = set()
@@ -108,7 +110,7 @@ class DeltaMaker:
 
     def prompt_logprobs(self, part: PromptPart) -> list[SampledToken | None] | None:
         """The scores of a prompt's tokens, if they were asked for and have come."""
-        return self._prompt_scores.get(part.request_id)
+        return self._prompt_scores.get(part.request.request_id)
 
     def feed(self, output: RequestOutput) -> Delta | None:
         """The delta of one output; None while its text is held back.
@@ -142,7 +144,7 @@ class DeltaMaker:
         if choice is None:
             detokenizer = self._tokenizer.detokenizer(
                 skip_special_tokens=self._options.skip_special_tokens,
-                continues=part.continues and not self._options.score_prompt,
+                keeps_space=part.request.keeps_space and not self._options.score_prompt,
             )
             scorer = _Offsets(detokenizer)
             choice = self._choices[index] = _Choice(index, scorer)
@@ -150,7 +152,7 @@ class DeltaMaker:
 
     def _echo(self, part: PromptPart, choice: _Choice) -> str:
         if self._options.score_prompt:
-            scores = self._prompt_scores.get(part.request_id, [])
+            scores = self._prompt_scores.get(part.request.request_id, [])
             for token_id, score in zip(part.token_ids, scores, strict=True):
                 choice.logprobs.append(self._scored(choice, token_id, score))
         choice.scorer.jump_to(len(part.echo_text))

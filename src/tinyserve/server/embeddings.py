@@ -73,7 +73,7 @@ async def embedding_job(service: Service, body: EmbeddingRequest, client: str) -
         )
         for i, ids in enumerate(encoded)
     ]
-    parts = [PromptPart(r.request_id, i, r.prompt_token_ids) for i, r in enumerate(requests)]
+    parts = [PromptPart(request, i) for i, request in enumerate(requests)]
     deltas = DeltaMaker(intake.tokenizer, parts, DeltaOptions())
     return Job(group, client, requests, deltas, num_choices=len(parts))
 

@@ -241,9 +241,8 @@ class Service:
         **extra: Any,
     ) -> Prepared:
         """`group` is the answer's id, so that logs and traces name what the client has seen.
-        `continues`: the text goes on from the prompt's.
+        `continues` as in `Intake.request`.
         """
-        tokenizer = self.engine.intake.tokenizer
         requests: list[EngineRequest] = []
         parts: list[PromptPart] = []
         for i, (ids, echo) in enumerate(zip(*prompts, strict=True)):
@@ -260,9 +259,8 @@ class Service:
                 **extra,
             )
             requests.append(request)
-            goes_on = continues and tokenizer.has_text(kept)
-            parts.append(PromptPart(request.request_id, i * params.n, kept, echo, goes_on))
-        deltas = DeltaMaker(tokenizer, parts, options)
+            parts.append(PromptPart(request, i * params.n, echo))
+        deltas = DeltaMaker(self.engine.intake.tokenizer, parts, options)
         check_scores(requests, options, is_stream=bool(body.stream))
         job = Job(group, client, requests, deltas, num_choices=params.n * len(parts))
         return Prepared(job, writer, bool(body.stream))

@@ -1,9 +1,9 @@
 """`IncrementalDetokenizer`: text from a growing sequence of token ids, as soon as it is certain.
 
 One per sequence. The joined results of `push` and the final `flush` equal the decoding of all ids
-at once, for every sequence of ids, valid or not; of a text that `continues` another, to what
-decoding both adds to it. Only the bytes of an incomplete UTF-8 character
-are held back (three at most): nothing waits for spaces or for later tokens.
+at once, for every sequence of ids, valid or not; of a text that goes on from another
+(`keeps_space`), what decoding both adds to it. Only the bytes of an incomplete UTF-8 character are
+held back (three at most): nothing waits for spaces or for later tokens.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class IncrementalDetokenizer:
         *,
         skip_special_tokens: bool = True,
         visible_ids: frozenset[int] = frozenset(),
-        continues: bool = False,
+        keeps_space: bool = False,
     ) -> None:
         self._pieces = pieces
         skipped = pieces.special_ids if skip_special_tokens else frozenset()
         self._skipped = skipped - visible_ids if visible_ids else skipped
-        self._strip = 0 if continues else pieces.strip  # leading spaces that may still have to go
+        self._strip = 0 if keeps_space else pieces.strip  # leading spaces that may still have to go
         self._pending = b""  # the beginning of a character whose last bytes have not come yet
 
     @property

@@ -24,12 +24,14 @@ class TextOutput:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         visible_ids: frozenset[int] = frozenset(),
-        continues: bool = False,
+        keeps_space: bool = False,
     ) -> None:
         stops = tuple(stops)
         self._special_stops = special_stops(tokenizer, stops)
         self._detokenizer = tokenizer.detokenizer(
-            skip_special_tokens=skip_special_tokens, visible_ids=visible_ids, continues=continues
+            skip_special_tokens=skip_special_tokens,
+            visible_ids=visible_ids,
+            keeps_space=keeps_space,
         )
         self._checker = StopChecker(stops, include_in_output=include_stop)
         self._include_stop = include_stop

@@ -123,18 +123,18 @@ class Tokenizer:
         *,
         skip_special_tokens: bool = True,
         visible_ids: frozenset[int] = frozenset(),
-        continues: bool = False,
+        keeps_space: bool = False,
     ) -> IncrementalDetokenizer:
         """A fresh incremental detokenizer for one sequence; `visible_ids` are never skipped.
 
-        `continues`: the sequence goes on from a text, so that a space it begins with is one, and
-        not SentencePiece's mark of a first word.
+        `keeps_space`: a space that the text begins with is one, and not SentencePiece's mark of a
+        first word.
         """
         return IncrementalDetokenizer(
             self._pieces,
             skip_special_tokens=skip_special_tokens,
             visible_ids=visible_ids,
-            continues=continues,
+            keeps_space=keeps_space,
         )
 
     def has_text(self, ids: Iterable[int]) -> bool:
