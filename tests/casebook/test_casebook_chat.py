@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -200,3 +201,22 @@ def test_a_message_begins_without_a_space_unless_it_goes_on(
     (output,) = llm.chat(messages, settings, continue_final_message=going_on)
     assert output.text == expected
     assert llm.generate("so", settings)[0].text == text
+
+
+def test_a_constraint_counts_the_space_that_an_answer_begins_with(sentencepiece: Live) -> None:
+    """What the client reads is what its grammar has allowed, a message's first space too."""
+    expected = f" w{SPACED} w{SPACED}"
+    constraint = {"structured_outputs": {"regex": expected}}
+    messages = [{"role": "user", "content": "so"}]
+    answer = ok(sentencepiece.post(CHAT, messages=messages, **constraint))
+    assert answer["choices"][0]["message"]["content"] == expected
+
+    answer = ok(sentencepiece.post(PATH, prompt=[1], logprobs=0, max_tokens=99, **constraint))
+    choice = answer["choices"][0]
+    assert choice["text"] == expected
+    ends = itertools.accumulate(len(token) for token in choice["logprobs"]["tokens"])
+    assert choice["logprobs"]["text_offset"] == [0, *ends][:-1]
+
+    llm = LLM.from_engine(build_engine(sentencepiece.engine.config))
+    (output,) = llm.chat(messages, SamplingParams(**constraint))
+    assert output.text == expected

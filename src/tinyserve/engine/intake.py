@@ -143,7 +143,10 @@ class Intake:
         params.check_vocab(self.limits.vocab_size)
         params = dataclasses.replace(params, max_tokens=self._max_tokens(prompt_token_ids, params))
         grammar = grammar or self._grammar(params)
-        keeps_space = continues and self.tokenizer.has_text(prompt_token_ids)
+        # A space that the text begins with is part of it where it goes on from another, and where
+        # a grammar counts it. Else it is SentencePiece's mark of a first word.
+        goes_on = continues and self.tokenizer.has_text(prompt_token_ids)
+        keeps_space = goes_on or (grammar is not None and grammar.holds_start)
         return EngineRequest(
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,

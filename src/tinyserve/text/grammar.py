@@ -58,12 +58,23 @@ LIMITS: dict[str, Any] = {
 
 
 class Grammar:
-    """A compiled constraint. Its matchers share what the lexer has learnt, and nothing else."""
+    """A compiled constraint. Its matchers share what the lexer has learnt, and nothing else.
 
-    def __init__(self, matcher: llguidance.LLMatcher, width: int, eos_ids: frozenset[int]) -> None:
+    `holds_start`: a text keeps to it from its first character on, with no free thinking before.
+    """
+
+    def __init__(
+        self,
+        matcher: llguidance.LLMatcher,
+        width: int,
+        eos_ids: frozenset[int],
+        *,
+        holds_start: bool = True,
+    ) -> None:
         self._fresh = matcher
         self._width = width
         self.eos_ids = eos_ids
+        self.holds_start = holds_start
         self._num_uses = 0
         self._has_failed = False
 
@@ -222,7 +233,8 @@ class GrammarCompiler:
         matcher = LLMatcher(tokens, source, log_level=0, limits=LLParserLimits(**LIMITS))
         if matcher.is_error():
             raise RequestError(f"the grammar is refused: {reason(matcher.get_error())}")
-        grammar = Grammar(matcher, self._width, frozenset(tokens.eos_tokens))
+        eos_ids = frozenset(tokens.eos_tokens)
+        grammar = Grammar(matcher, self._width, eos_ids, holds_start=spec.after is None)
         _probe(grammar)
         return grammar
 
