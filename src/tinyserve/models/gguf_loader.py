@@ -22,7 +22,7 @@ from tinyserve.models.checkpoint import Checkpoint, drawable_ids
 from tinyserve.models.config import ModelConfig
 from tinyserve.models.gguf_file import GGUFFile, TensorInfo
 from tinyserve.models.gguf_metadata import Metadata, read_config
-from tinyserve.models.gguf_tokenizer import read_eos_token_ids, read_tokenizer_spec
+from tinyserve.models.gguf_tokenizer_spec import read_eos_token_ids, read_tokenizer_spec
 from tinyserve.models.gguf_types import SUPPORTED
 from tinyserve.models.layout import LM_HEAD, check_layout, tensor_shapes
 
