@@ -13,18 +13,14 @@ EOS_ID = 2
 
 
 def run(ids: list[int], **options: object) -> tuple[list[str], str | None]:
-    """What is taken after each token and after the finish; the stop hit (tokens end there)."""
+    """What becomes visible with each token and at the end; the stop hit (tokens end there)."""
     output = TextOutput(TOKENIZER, **options)  # type: ignore[arg-type]
-    taken, hit = [], None
+    taken = []
     for token_id in ids:
-        hit = output.push(token_id)
-        taken.append(output.take())
-        if hit is not None:
+        taken.append(output.push(token_id))
+        if output.stop_hit is not None:
             break
-    output.finish()
-    taken.append(output.take())
-    assert output.text == "".join(taken)
-    return taken, hit
+    return [*taken, output.flush()], output.stop_hit
 
 
 @given(
@@ -73,27 +69,14 @@ def test_text_of_a_special_token_from_ordinary_tokens() -> None:
 def test_min_tokens_holds_for_special_stops() -> None:
     """SAM-08."""
     output = TextOutput(TOKENIZER, stops=[IM_END, "a"])
-    assert output.push(EOS_ID, allow_stop=False) is None
     (a,) = TOKENIZER.encode("a")
-    assert output.push(a, allow_stop=False) is None
-    assert output.push(EOS_ID) == IM_END
-    assert output.text == "a"
+    assert (output.push(EOS_ID, False), output.stop_hit) == ("", None)
+    assert (output.push(a, False), output.stop_hit) == ("a", None)
+    assert (output.push(EOS_ID), output.stop_hit) == ("", IM_END)
 
 
-def test_hidden_token_shows_nothing() -> None:
-    """LOAD-02: the EOS that ends a sequence, even where special tokens are shown."""
-    output = TextOutput(TOKENIZER, skip_special_tokens=False)
-    output.push(EOS_ID)
-    output.push(EOS_ID, hidden=True)
-    output.finish()
-    assert output.text == IM_END
-
-
-def test_finish_inside_a_character() -> None:
-    """STR-02: released once, however often finish is called."""
+def test_flush_inside_a_character() -> None:
+    """STR-02: released once, however often flush is called."""
     output = TextOutput(TOKENIZER)
-    output.push(TOKENIZER.encode("é")[0])
-    assert output.take() == ""
-    output.finish()
-    output.finish()
-    assert (output.take(), output.take(), output.text) == ("\ufffd", "", "\ufffd")
+    assert output.push(TOKENIZER.encode("é")[0]) == ""
+    assert (output.flush(), output.flush()) == ("\ufffd", "")

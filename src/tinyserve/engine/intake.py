@@ -8,17 +8,18 @@ before the engine sees it. Holds no state between requests.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tinyserve.engine.request import EngineRequest, Pooling
 from tinyserve.engine.sampling import SamplingParams
-from tinyserve.engine.text_output import text_factory
 from tinyserve.errors import ContextLengthError, RequestError
 from tinyserve.text.grammar import Grammar, GrammarCompiler
 from tinyserve.text.grammar_spec import spec_of_options
 from tinyserve.text.message_format import MessageFormat
+from tinyserve.text.output import TextOutput
 from tinyserve.text.template import ChatTemplate
 from tinyserve.text.tokenizer import Tokenizer
 
@@ -151,7 +152,15 @@ class Intake:
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
             params=params,
-            text=text_factory(self.tokenizer, params, visible_ids, keeps_space=keeps_space),
+            text=functools.partial(
+                TextOutput,
+                self.tokenizer,
+                stops=params.stop,
+                include_stop=params.include_stop_str_in_output,
+                skip_special_tokens=params.skip_special_tokens,
+                visible_ids=visible_ids,
+                keeps_space=keeps_space,
+            ),
             keeps_space=keeps_space,
             bad_words_ids=self._bad_words(params.bad_words),
             grammar=grammar.matcher if grammar is not None else None,

@@ -1,20 +1,30 @@
 """`TextOutput`: the text of one choice while it is generated. It composes detokenizer and stops.
 
-The engine pushes each committed token and learns whether the text must end; readers take what may
-be shown. It decides nothing about EOS, lengths or finish reasons.
+The engine's `TextOutput` (`engine/request.py`). It decides nothing about EOS, lengths or finish
+reasons.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tinyserve.text.detokenizer import IncrementalDetokenizer
 from tinyserve.text.stops import StopChecker, special_stops
 from tinyserve.text.tokenizer import Tokenizer
 
 
 class TextOutput:
-    """Push tokens, take text. One per choice; not shared between threads."""
+    """Text as it becomes certain, cut where a stop string says so. One per choice; not shared
+    between threads. Push nothing after a stop.
+    """
+
+    __slots__ = (
+        "_checker",
+        "_detokenizer",
+        "_include_stop",
+        "_plain_texts",
+        "_special_stops",
+        "stop_hit",
+    )
 
     def __init__(
         self,
@@ -33,58 +43,33 @@ class TextOutput:
             visible_ids=visible_ids,
             keeps_space=keeps_space,
         )
-        self._checker = StopChecker(stops, include_in_output=include_stop)
+        self._checker = StopChecker(stops, include_in_output=include_stop) if stops else None
         self._include_stop = include_stop
-        self._parts: list[str] = []
-        self._num_taken = 0
-        self._is_stopped = False
+        self._plain_texts = None if stops else self._detokenizer.plain_texts
+        self.stop_hit: str | None = None
 
-    def push(self, token_id: int, *, hidden: bool = False, allow_stop: bool = True) -> str | None:
-        """Add a token; the stop string that it completes, else None.
-
-        `hidden`: the token shows no text (an EOS that ends the sequence). `allow_stop` False: no
-        stop string may end in this token (fewer than `min_tokens` tokens exist). After a stop
-        further tokens add nothing.
+    def push(self, token_id: int, can_stop: bool = True) -> str:
+        """Add a token; the text that became visible. Sets `stop_hit` where it completes a stop
+        string; without `can_stop` (fewer than `min_tokens` tokens exist) that is only text.
         """
-        if hidden or self._is_stopped:
-            return None
-        if allow_stop and token_id in self._special_stops:
-            return self._stop_at_special(self._special_stops[token_id])
-        self._show(self._checker.push(self._detokenizer.push(token_id), can_stop=allow_stop))
-        self._is_stopped = self._checker.hit is not None
-        return self._checker.hit
+        if self._plain_texts is not None:
+            text = self._plain_texts.get(token_id)
+            if text is not None:  # nearly every token of a text without stop strings
+                return text
+        if self._checker is None:
+            text = self._detokenizer.push(token_id)
+            self._plain_texts = self._detokenizer.plain_texts
+            return text
+        if can_stop and token_id in self._special_stops:
+            self.stop_hit = self._special_stops[token_id]
+            return self.flush() + (self.stop_hit if self._include_stop else "")
+        text = self._checker.push(self._detokenizer.push(token_id), can_stop=can_stop)
+        self.stop_hit = self._checker.hit
+        return text
 
-    def finish(self) -> None:
-        """Release what was held back; idempotent, and nothing after a stop string."""
-        if not self._is_stopped:
-            self._is_stopped = True
-            tail = self._checker.push(self._detokenizer.flush(), can_stop=False)
-            self._show(tail + self._checker.flush())
-
-    def take(self) -> str:
-        """The text that has become visible since the last call."""
-        new = "".join(self._parts[self._num_taken :])
-        self._num_taken = len(self._parts)
-        return new
-
-    @property
-    def only_detokenizer(self) -> IncrementalDetokenizer | None:
-        """Where there are no stop strings: what may be pushed to instead of this, until `finish`;
-        all the text of a token is what it returns.
-        """
-        return self._detokenizer if self._checker.is_idle else None
-
-    @property
-    def text(self) -> str:
-        """All visible text so far, of what was pushed."""
-        return "".join(self._parts)
-
-    def _show(self, text: str) -> None:
-        if text:
-            self._parts.append(text)
-
-    def _stop_at_special(self, stop: str) -> str:
-        self.finish()
-        if self._include_stop:
-            self._show(stop)
-        return stop
+    def flush(self) -> str:
+        """What was held back; idempotent, and nothing after a stop string."""
+        tail = self._detokenizer.flush()
+        if self._checker is None:
+            return tail
+        return self._checker.push(tail, can_stop=False) + self._checker.flush()

@@ -34,11 +34,6 @@ class StopChecker:
         self._held = ""
         self.hit: str | None = None
 
-    @property
-    def is_idle(self) -> bool:
-        """There is nothing to look for."""
-        return not self._matchers
-
     def push(self, text: str, *, can_stop: bool = True) -> str:
         """The text to show now. Sets `hit` when a stop string is complete; "" ever after."""
         if self.hit is not None:
