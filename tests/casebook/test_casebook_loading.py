@@ -60,7 +60,7 @@ def test_ends_outside_the_vocabulary_are_ignored(
     with caplog.at_level(logging.WARNING):
         llm = LLM(str(folder), **SMALL)
     assert "outside the vocabulary" in caplog.text
-    assert all(0 <= token_id < VOCAB for token_id in llm.engine.core._limits.eos_token_ids)
+    assert all(0 <= token_id < VOCAB for token_id in llm.engine.core.eos_token_ids)
     assert greedy(llm, min_tokens=6) == reference
     assert len(greedy(llm, ignore_eos=True)) == 6
 
@@ -128,7 +128,7 @@ def test_recommended_sampling_fills_what_a_request_leaves_out(folder: Path) -> N
     params = merged.engine.intake.params({})
     assert (params.temperature, params.top_k) == (0.5, 1)
     for model in (llm, off, merged):
-        assert set(model.engine.core._limits.eos_token_ids) == {2, 7}
+        assert set(model.engine.core.eos_token_ids) == {2, 7}
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,8 @@ def test_the_longest_answer_that_fits_the_pool() -> None:
 
 def test_the_context_bounds_what_the_pool_must_hold() -> None:
     engine = FakeEngine(num_blocks=4, max_model_len=17)
-    assert len(engine.generate([1] * 10, max_tokens=1000)) == 7
+    assert len(engine.generate([1] * 10, max_tokens=None)) == 7
+    assert refused(engine, [1] * 10, max_tokens=8).param == "max_tokens"
 
 
 def test_a_request_id_in_use() -> None:

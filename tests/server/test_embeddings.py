@@ -113,7 +113,7 @@ def test_truncation_keeps_the_last_tokens_and_usage_counts_those(served: Live) -
 
 
 def test_dimensions_may_only_be_the_models_own(served: Live) -> None:
-    size = served.engine.intake.limits.hidden_size
+    size = served.engine.intake.embedding_size
     embed(served, dimensions=size)
     error = refused(served, dimensions=size // 2)
     assert error["param"] == "dimensions"

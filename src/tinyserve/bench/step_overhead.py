@@ -188,8 +188,9 @@ def schedule_time(policy: str, waiting: int, steps: int) -> float:
     """The median microseconds of planning a step while so many requests, each of a client of its
     own, wait for one of the seats.
     """
-    scheduler = SchedulerConfig(policy=policy, max_num_seqs=SEATS, max_model_len=2 * steps)
-    blocks = CacheConfig(num_blocks=SEATS * (2 * steps // 16 + 2))
+    length = 2 * (steps + 4 * WARM)
+    scheduler = SchedulerConfig(policy=policy, max_num_seqs=SEATS, max_model_len=length)
+    blocks = CacheConfig(num_blocks=SEATS * (length // 16 + 2))
     core = simulated_core(StepModel((1,), (0.0,), 0.0, 0.0), VirtualClock(), scheduler, blocks)
     core.clock = time.thread_time
     params = SamplingParams(temperature=0, max_tokens=steps + 4 * WARM)

@@ -24,7 +24,7 @@ from tinyserve.config import (
     TinyServeConfig,
 )
 from tinyserve.engine.core import EngineCore
-from tinyserve.engine.intake import Intake, ModelLimits
+from tinyserve.engine.intake import Intake
 from tinyserve.engine.memory import available_memory, give_back_freed, total_memory
 from tinyserve.engine.plan import Runner
 from tinyserve.engine.request import Pooling
@@ -105,23 +105,14 @@ def assemble(
     """An engine over any runner; `config` is resolved."""
     vocab_size = checkpoint.config.vocab_size
     eos_token_ids = ends_of_text(checkpoint, tokenizer)
-    cache, scheduler = config.cache, config.scheduler
-    assert cache.num_blocks is not None
-    assert scheduler.max_model_len is not None
     core = EngineCore(
         runner,
-        KVManager.from_config(cache),
-        scheduler,
+        KVManager.from_config(config.cache),
+        config.scheduler,
         eos_token_ids=eos_token_ids,
         vocab_size=vocab_size,
         drafter=drafter,
         draw=make_draw(config.spec),
-    )
-    limits = ModelLimits(
-        vocab_size,
-        scheduler.max_model_len,
-        cache.num_blocks * cache.block_size,
-        checkpoint.config.hidden_size,
     )
     defaults = sampling_defaults(config.model, checkpoint)
     if defaults:
@@ -136,8 +127,9 @@ def assemble(
         core=core,
         intake=Intake(
             tokenizer,
-            limits,
+            core.limits,
             GrammarCompiler(tokenizer, vocab_size, eos_token_ids),
+            checkpoint.config.hidden_size,
             defaults,
             resolve_pooling(config.model, checkpoint),
             config.model.default_chat_template_kwargs or {},

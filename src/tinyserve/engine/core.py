@@ -13,8 +13,9 @@ from time import monotonic
 from typing import Any
 
 from tinyserve.config import SchedulerConfig
-from tinyserve.engine.admission import Limits, settle
+from tinyserve.engine.admission import settle
 from tinyserve.engine.draws import confirmed, read_positions, rows_of, take_tokens
+from tinyserve.engine.model_limits import ModelLimits
 from tinyserve.engine.plan import Chunk, Runner
 from tinyserve.engine.rejection import DrawRows, draw_coupled
 from tinyserve.engine.request import EngineRequest, EngineStats, FinishReason, RequestOutput
@@ -26,6 +27,8 @@ from tinyserve.engine.work import Lap
 from tinyserve.errors import RequestError, TinyServeError
 from tinyserve.kv.manager import KVManager
 from tinyserve.spec.drafter import Drafter, Outcome
+
+UNLIMITED = 2**31
 
 
 class EngineCore:
@@ -48,7 +51,12 @@ class EngineCore:
     ) -> None:
         self.runner = runner
         self._kv = kv
-        self._limits = Limits(config.max_model_len, tuple(eos_token_ids), vocab_size)
+        self.limits = ModelLimits(
+            UNLIMITED if vocab_size is None else vocab_size,
+            UNLIMITED if config.max_model_len is None else config.max_model_len,
+            kv.num_blocks * kv.block_size,
+        )
+        self.eos_token_ids = eos_token_ids
         self._scheduler = Scheduler(config, kv, drafter=drafter)
         self._drafter = drafter
         self._draw = draw
@@ -70,7 +78,7 @@ class EngineCore:
         """Take a request in. Raises RequestError when it is wrong or could never fit."""
         if request.request_id in self._jobs:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
-        job = settle(request, self._limits, self._kv)
+        job = settle(request, self.limits, self.eos_token_ids)
         for choice in range(request.params.n):
             job.sequences.append(Sequence(self._next_seq_id + choice, job, choice))
         self._next_seq_id += request.params.n

@@ -1,8 +1,8 @@
 """`Intake`: from what a user hands in (texts, token ids, messages, fields) to an `EngineRequest`.
 
 The offline API and the server share it, so that both refuse the same things with the same words.
-Every check of a request that needs the model's numbers (vocabulary, context, pool) is made here,
-before the engine sees it. Holds no state between requests.
+What `ModelLimits` could refuse is refused here, before anything waits. Holds no state between
+requests.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tinyserve.engine.model_limits import ModelLimits
 from tinyserve.engine.request import EngineRequest, Pooling
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import ContextLengthError, RequestError
@@ -29,21 +30,6 @@ _NO_TOKENS = SamplingParams(temperature=0, max_tokens=0)
 
 
 @dataclass(frozen=True)
-class ModelLimits:
-    """What bounds a request, in tokens and ids."""
-
-    vocab_size: int  # width of the logits
-    max_model_len: int
-    kv_capacity: int  # tokens that the whole KV pool holds
-    hidden_size: int  # numbers of an embedding
-
-    @property
-    def room(self) -> int:
-        """The longest prompt plus output. The last token of an output needs no KV."""
-        return min(self.max_model_len, self.kv_capacity + 1)
-
-
-@dataclass(frozen=True)
 class Intake:
     """Makes engine requests for one model. `grammars` compiles constraints for it.
 
@@ -55,6 +41,7 @@ class Intake:
     tokenizer: Tokenizer
     limits: ModelLimits
     grammars: GrammarCompiler
+    embedding_size: int
     sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
     pooling: Pooling = "last"
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -87,17 +74,7 @@ class Intake:
             )
         else:
             ids = list(prompt)
-        if not ids:
-            raise RequestError(f"{param} is empty: it has no tokens", param=param)
-        size = self.limits.vocab_size
-        for token_id in ids:
-            if isinstance(token_id, bool) or not isinstance(token_id, int):
-                raise RequestError(f"{param}: {token_id!r} is not a token id", param=param)
-            if not 0 <= token_id < size:
-                raise RequestError(
-                    f"{param}: token id {token_id} is outside the vocabulary (0..{size - 1})",
-                    param=param,
-                )
+        self.limits.check_ids(ids, param)
         return ids
 
     def encode_chat(
@@ -142,7 +119,8 @@ class Intake:
         rather than begin a message. Without a `grammar` that of `params` is compiled here and now.
         """
         params.check_vocab(self.limits.vocab_size)
-        params = dataclasses.replace(params, max_tokens=self._max_tokens(prompt_token_ids, params))
+        max_tokens = self.limits.max_tokens(len(prompt_token_ids), params)
+        params = dataclasses.replace(params, max_tokens=max_tokens)
         grammar = grammar or self._grammar(params)
         # A space that the text begins with is part of it where it goes on from another, and where
         # a grammar counts it. Else it is SentencePiece's mark of a first word.
@@ -186,9 +164,8 @@ class Intake:
             raise RequestError(
                 f"pooling must be 'last' or 'mean', got {pooling!r}", param="pooling"
             )
-        if len(prompt_token_ids) > (
-            longest := min(self.limits.max_model_len, self.limits.kv_capacity)
-        ):
+        longest = self.limits.longest_prompt
+        if len(prompt_token_ids) > longest:
             raise ContextLengthError(
                 f"This model's maximum context length is {longest} tokens. However, your input "
                 f"has {len(prompt_token_ids)}. Please shorten it, or set truncate_prompt_tokens.",
@@ -201,26 +178,6 @@ class Intake:
             pooling=pooling or self.pooling,  # type: ignore[arg-type]
             **extra,
         )
-
-    def _max_tokens(self, prompt: Sequence[int], params: SamplingParams) -> int:
-        limits = self.limits
-        asked = params.max_tokens
-        wanted = len(prompt) + (asked if asked is not None else max(1, params.min_tokens))
-        if wanted > limits.max_model_len or (asked != 0 and len(prompt) >= limits.max_model_len):
-            raise ContextLengthError(
-                f"This model's maximum context length is {limits.max_model_len} tokens. However, "
-                f"you requested {wanted} tokens ({len(prompt)} in the prompt, "
-                f"{wanted - len(prompt)} for the output). Please shorten the prompt or the output.",
-                param="max_tokens" if len(prompt) < limits.max_model_len else "prompt",
-            )
-        if wanted > limits.kv_capacity + 1 or len(prompt) > limits.kv_capacity:
-            raise ContextLengthError(
-                f"The request needs {wanted} tokens ({len(prompt)} in the prompt, "
-                f"{wanted - len(prompt)} for the output), but the whole KV-cache holds "
-                f"{limits.kv_capacity} (cache.num_blocks).",
-                param="max_tokens" if len(prompt) <= limits.kv_capacity else "prompt",
-            )
-        return asked if asked is not None else limits.room - len(prompt)
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """Each word as the model may write it: at the start of a text, and after a space.

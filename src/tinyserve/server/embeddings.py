@@ -90,7 +90,7 @@ async def embedding_answer(
 
 def _check(body: EmbeddingRequest, intake: Intake) -> None:
     """Everything but the input."""
-    size = intake.limits.hidden_size
+    size = intake.embedding_size
     if body.dimensions is not None and body.dimensions != size:
         raise RequestError(
             f"this model was not trained for shorter embeddings: dimensions may only be {size}, "
@@ -128,7 +128,7 @@ def _encode(intake: Intake, inputs: Sequence[Prompt], body: EmbeddingRequest) ->
     special = body.add_special_tokens is not False
     keep = body.truncate_prompt_tokens
     if keep == -1:
-        keep = min(intake.limits.max_model_len, intake.limits.kv_capacity)
+        keep = intake.limits.longest_prompt
     encoded = []
     for i, text in enumerate(inputs):
         param = "input" if len(inputs) == 1 else f"input[{i}]"
