@@ -138,9 +138,7 @@ class Service:
         prompts = checked_prompts(body.prompt, params.n)
         special = body.add_special_tokens is not False
         encoded = await self._encode(prompts, special)
-        texts = [
-            self._echo_text(p, ids, body, params) for p, ids in zip(prompts, encoded, strict=True)
-        ]
+        kept = [self._kept(p, ids, body, params) for p, ids in zip(prompts, encoded, strict=True)]
         grammar = await self._compiled(await self.off_loop_if(size_of(body), spec_of, body))
         options = DeltaOptions(logprobs, score_prompt, params.skip_special_tokens)
         identity = self._identity("cmpl-", model)
@@ -153,13 +151,13 @@ class Service:
             self.engine.intake.tokenizer,
             identity,
             writer_options(body),
-            num_choices=(body.n or 1) * len(encoded),
+            num_choices=(body.n or 1) * len(kept),
         )
         return self._prepared(
             body,
             client,
             params,
-            (encoded, texts),
+            kept,
             options,
             writer,
             identity.response_id,
@@ -200,7 +198,7 @@ class Service:
                 body,
                 client,
                 params,
-                ([ids], [context.echo]),
+                [(self._truncated(ids, body, params), context.echo)],
                 options,
                 make_writer(context),
                 context.identity.response_id,
@@ -232,30 +230,26 @@ class Service:
         body: GenerationRequest,
         client: str,
         params: SamplingParams,
-        prompts: tuple[list[list[int]], list[str]],
+        prompts: Sequence[tuple[list[int], str]],
         options: DeltaOptions,
         writer: Writer,
         group: str,
-        *,
-        continues: bool,
         **extra: Any,
     ) -> Prepared:
-        """`group` is the answer's id, so that logs and traces name what the client has seen.
-        `continues` as in `Intake.request`.
+        """`prompts`: the ids of each, and the text that echo shows first. `group` is the answer's
+        id, so that logs and traces name what the client has seen. `extra` is for `Intake.request`.
         """
         requests: list[EngineRequest] = []
         parts: list[PromptPart] = []
-        for i, (ids, echo) in enumerate(zip(*prompts, strict=True)):
-            kept = self._truncated(ids, body, params)
+        for i, (ids, echo) in enumerate(prompts):
             request = self.engine.intake.request(
                 f"{group}-{i}",
-                kept,
-                self._with_default_length(params, body, len(kept)),
+                ids,
+                self._with_default_length(params, body, len(ids)),
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
                 speculative=body.speculative is not False,
                 client=client,
-                continues=continues,
                 **extra,
             )
             requests.append(request)
@@ -278,17 +272,17 @@ class Service:
             return function(*arguments)
         return await asyncio.to_thread(function, *arguments)
 
-    def _echo_text(
+    def _kept(
         self, prompt: Prompt, ids: list[int], body: CompletionRequest, params: SamplingParams
-    ) -> str:
-        if not body.echo:
-            return ""
+    ) -> tuple[list[int], str]:
+        """What is left of a prompt, as ids and as the text that echo shows."""
         kept = self._truncated(ids, body, params)
+        if not body.echo:
+            return kept, ""
         if isinstance(prompt, str) and len(kept) == len(ids):
-            return prompt
-        return self.engine.intake.tokenizer.decode(
-            kept, skip_special_tokens=params.skip_special_tokens
-        )
+            return kept, prompt
+        decode = self.engine.intake.tokenizer.decode
+        return kept, decode(kept, skip_special_tokens=params.skip_special_tokens)
 
     def _with_default_length(
         self, params: SamplingParams, body: GenerationRequest, num_prompt: int
