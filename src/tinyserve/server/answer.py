@@ -17,7 +17,7 @@ from tinyserve.server.json_text import in_pieces, to_json
 from tinyserve.server.observe.http import ARRIVAL
 from tinyserve.server.outlet import Outlet, Readers, SlowReaderError
 from tinyserve.server.service import Prepared
-from tinyserve.server.session import Job, Session
+from tinyserve.server.session import Group, Session
 from tinyserve.server.sse import EventStream
 from tinyserve.server.state import ServerState
 from tinyserve.server.writer import Writer
@@ -32,16 +32,16 @@ async def answer(
     state: ServerState, bridge: EngineBridge, request: Request, prepared: Prepared
 ) -> Response:
     """Run a prepared request. Whatever happens, it is released in the end."""
-    job, writer = prepared.job, prepared.writer
+    group, writer = prepared.group, prepared.writer
     headers = request_id_header(request)
     if prepared.is_stream:
-        _note_arrival(request, job)
+        _note_arrival(request, group)
         timeout_s, max_held = state.config.request_timeout_s, state.readers.buffer_size
-        session = Session(bridge, job, timeout_s=timeout_s, max_held=max_held)
+        session = Session(bridge, group, timeout_s=timeout_s, max_held=max_held)
         session.open()
-        return _Raw(EventStream(session, writer, job.deltas, state.readers, headers))
-    deltas = await collect(state, bridge, request, job)
-    response = _Whole(await _written(writer, deltas, job.deltas), state.readers)
+        return _Raw(EventStream(session, writer, group.deltas, state.readers, headers))
+    deltas = await collect(state, bridge, request, group)
+    response = _Whole(await _written(writer, deltas, group.deltas), state.readers)
     response.raw_headers += headers
     return response
 
@@ -58,18 +58,18 @@ async def _written(writer: Writer, deltas: list[Delta], maker: DeltaMaker) -> by
     return await asyncio.to_thread(write)
 
 
-def _note_arrival(request: Request, job: Job) -> None:
+def _note_arrival(request: Request, group: Group) -> None:
     """Requests came when HTTP brought them, not when they had been read and tokenized."""
-    for part in job.requests:
+    for part in group.requests:
         part.arrival = request.scope.get(ARRIVAL, part.arrival)
 
 
 async def collect(
-    state: ServerState, bridge: EngineBridge, request: Request, job: Job
+    state: ServerState, bridge: EngineBridge, request: Request, group: Group
 ) -> list[Delta]:
-    """Everything that comes of a job. Whatever happens, it is released in the end."""
-    _note_arrival(request, job)
-    session = Session(bridge, job, timeout_s=state.config.request_timeout_s)
+    """Everything that comes of a group. Whatever happens, it is released in the end."""
+    _note_arrival(request, group)
+    session = Session(bridge, group, timeout_s=state.config.request_timeout_s)
     session.open()
     try:
         session.watch(request.receive)

@@ -95,11 +95,9 @@ class EngineBridge:
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
-    def submit(
-        self, group: str, requests: Sequence[EngineRequest], mailbox: Mailbox, *, client: str
-    ) -> None:
+    def submit(self, group: str, requests: Sequence[EngineRequest], mailbox: Mailbox) -> None:
         """Queue all parts of one HTTP request, or raise QueueFullError or EngineDeadError."""
-        entries = [Entry(r, group, client, r.priority, len(r.prompt_token_ids)) for r in requests]
+        entries = [Entry(r, group, r.client, r.priority, len(r.prompt_token_ids)) for r in requests]
         with self._wake:
             self._raise_if_gone()
             self._queue.put(entries, retry_after=self._retry_after)

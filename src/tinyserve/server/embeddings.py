@@ -1,4 +1,4 @@
-"""`/v1/embeddings` without HTTP: the body, the job for the engine, the answer.
+"""`/v1/embeddings` without HTTP: the body, the requests for the engine, the answer.
 
 OpenAI's shape with vLLM's extras. Each input is one engine request; together they are one HTTP
 request in the fair queue. The engine pools; here only lengths and number formats are made.
@@ -24,7 +24,7 @@ from tinyserve.server.json_text import in_pieces
 from tinyserve.server.limits import MAX_PRIORITY, MAX_SALT_LENGTH
 from tinyserve.server.protocol import PROMPT_SCHEMA
 from tinyserve.server.service import INLINE_CHARACTERS, Service
-from tinyserve.server.session import Job
+from tinyserve.server.session import Group
 
 MAX_INPUTS = 2048  # in one request, as at OpenAI
 INLINE_NUMBERS = 65536  # a longer answer is written off the event loop
@@ -52,7 +52,7 @@ class EmbeddingRequest(BaseModel):
     cache_salt: str | None = None
 
 
-async def embedding_job(service: Service, body: EmbeddingRequest, client: str) -> Job:
+async def embedding_requests(service: Service, body: EmbeddingRequest, client: str) -> Group:
     """Check and tokenize a request. Raises RequestError naming the field."""
     intake = service.engine.intake
     _check(body, intake)
@@ -75,7 +75,7 @@ async def embedding_job(service: Service, body: EmbeddingRequest, client: str) -
     ]
     parts = [PromptPart(request, i) for i, request in enumerate(requests)]
     deltas = DeltaMaker(intake.tokenizer, parts, DeltaOptions())
-    return Job(group, client, requests, deltas, num_choices=len(parts))
+    return Group(group, requests, deltas)
 
 
 async def embedding_answer(

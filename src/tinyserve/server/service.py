@@ -1,5 +1,5 @@
 """`Service`: what the routes do, without HTTP: turns a parsed request body into a `Prepared`, which
-is a job for the engine and a writer for its answer.
+is a group of engine requests and a writer for its answer.
 
 One per served model. Holds the names it answers to and what has been logged once; no state of
 requests.
@@ -43,7 +43,7 @@ from tinyserve.server.protocol import (
     CompletionRequest,
     GenerationRequest,
 )
-from tinyserve.server.session import Job
+from tinyserve.server.session import Group
 from tinyserve.server.structured import chat_spec, compiled, size_of, spec_of
 from tinyserve.server.writer import Identity, Writer
 from tinyserve.text.grammar import Grammar
@@ -62,7 +62,7 @@ TEMPLATE_CHARACTERS = 32  # that a chat template adds to each message, about
 class Prepared:
     """A request that may go to the engine, and how its answer is to be written."""
 
-    job: Job
+    group: Group
     writer: Writer
     is_stream: bool
 
@@ -256,8 +256,7 @@ class Service:
             parts.append(PromptPart(request, i * params.n, echo))
         deltas = DeltaMaker(self.engine.intake.tokenizer, parts, options)
         check_scores(requests, options, is_stream=bool(body.stream))
-        job = Job(group, client, requests, deltas, num_choices=params.n * len(parts))
-        return Prepared(job, writer, bool(body.stream))
+        return Prepared(Group(group, requests, deltas), writer, bool(body.stream))
 
     async def _encode(self, prompts: Sequence[Prompt], special: bool) -> list[list[int]]:
         def encode_all() -> list[list[int]]:

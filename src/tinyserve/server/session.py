@@ -29,49 +29,44 @@ class ClientGoneError(Exception):
 
 
 @dataclass(frozen=True)
-class Job:
-    """One HTTP request, ready for the engine."""
+class Group:
+    """What one HTTP request asks of the engine, and what makes deltas of its outputs."""
 
-    group: str
-    client: str
+    id: str
     requests: Sequence[EngineRequest]
     deltas: DeltaMaker
-    num_choices: int
 
 
 class Session:
     """Use once: `open`, then `batches`, then `close` (idempotent)."""
 
     def __init__(
-        self, bridge: EngineBridge, job: Job, *, timeout_s: float, max_held: int | None = None
+        self, bridge: EngineBridge, group: Group, *, timeout_s: float, max_held: int | None = None
     ) -> None:
         """`max_held`: bytes of output that may wait while the session is on hold."""
         self._bridge = bridge
-        self._job = job
+        self._group = group
         self._timeout_s = timeout_s
-        self._mailbox = Mailbox(max_held, functools.partial(bridge.release, job.group))
+        self._mailbox = Mailbox(max_held, functools.partial(bridge.release, group.id))
         self._timer: asyncio.TimerHandle | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     def open(self) -> None:
         """Queue the requests. Raises QueueFullError or EngineDeadError."""
-        job = self._job
-        self._bridge.submit(job.group, job.requests, self._mailbox, client=job.client)
+        self._bridge.submit(self._group.id, self._group.requests, self._mailbox)
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self._timeout_s, self._expire)
 
     def close(self) -> None:
         """Release the requests and stop watching."""
-        self._bridge.release(self._job.group)
+        self._bridge.release(self._group.id)
         for handle in (self._timer, self._ticker):
             if handle is not None:
                 handle.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
-            self._watcher = (
-                None  # a reference cycle otherwise: its exception holds frames that hold us
-            )
+            self._watcher = None  # or its exception would hold us, by the frames it has passed
 
     def hold(self, is_held: bool) -> None:
         """The client must first take what was sent; what the engine says meanwhile is kept."""
@@ -89,7 +84,7 @@ class Session:
         Ends after the last choice's finish. Raises ClientGoneError, or the error that ended the
         request.
         """
-        left = self._job.num_choices
+        left = sum(request.params.n for request in self._group.requests)
         while left:
             deltas: list[Delta] = []
             is_tick = False
@@ -104,7 +99,7 @@ class Session:
                         raise _error_of(event)
                     finally:
                         del event  # or the error would hold itself, by its traceback and this frame
-                delta = self._job.deltas.feed(event)
+                delta = self._group.deltas.feed(event)
                 if delta is not None:
                     deltas.append(delta)
                     left -= delta.finish_reason is not None
@@ -121,7 +116,7 @@ class Session:
 
     def _end(self, event: TinyServeError | Signal) -> None:
         """Give everything back at once: whoever answers may be waiting for the client just now."""
-        self._bridge.release(self._job.group)
+        self._bridge.release(self._group.id)
         self._mailbox.put(event)
 
     def _tick_later(self) -> None:

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tinyserve.server.answer import collect
-from tinyserve.server.embeddings import EmbeddingRequest, embedding_answer, embedding_job
+from tinyserve.server.embeddings import EmbeddingRequest, embedding_answer, embedding_requests
 from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.http import client_of, read_body, request_id_header
 from tinyserve.server.protocol import read_model
@@ -19,9 +19,9 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
         service, bridge = state.ready()
         body = read_model(EmbeddingRequest, await read_body(request, state.config.max_body_size))
         model = service.resolve_model(body.model)
-        job = await embedding_job(service, body, client_of(request, body.user))
-        deltas = await collect(state, bridge, request, job)
-        text = await embedding_answer(body, model, deltas, job.deltas.usage)
+        group = await embedding_requests(service, body, client_of(request, body.user))
+        deltas = await collect(state, bridge, request, group)
+        text = await embedding_answer(body, model, deltas, group.deltas.usage)
         response = Response(text, media_type="application/json")
         response.raw_headers += request_id_header(request)
         return response
