@@ -21,9 +21,9 @@ from tinyserve.errors import RequestError
 from tinyserve.kernels.formats import F32
 from tinyserve.server.deltas import Delta, DeltaMaker, DeltaOptions, PromptPart, Usage
 from tinyserve.server.json_text import in_pieces
-from tinyserve.server.limits import MAX_PRIORITY, MAX_SALT_LENGTH
+from tinyserve.server.limits import check_queueing
 from tinyserve.server.protocol import PROMPT_SCHEMA
-from tinyserve.server.service import INLINE_CHARACTERS, Service
+from tinyserve.server.service import Service
 from tinyserve.server.session import Group
 
 MAX_INPUTS = 2048  # in one request, as at OpenAI
@@ -57,10 +57,8 @@ async def embedding_requests(service: Service, body: EmbeddingRequest, client: s
     intake = service.engine.intake
     _check(body, intake)
     inputs = _checked_inputs(body.input)
-    if sum(len(text) for text in inputs) <= INLINE_CHARACTERS:
-        encoded = _encode(intake, inputs, body)
-    else:  # the loop keeps serving others
-        encoded = await asyncio.to_thread(_encode, intake, inputs, body)
+    size = sum(len(text) for text in inputs)
+    encoded = await service.off_loop_if(size, _encode, intake, inputs, body)
     group = secrets.token_hex(12)
     requests = [
         intake.embedding_request(
@@ -103,12 +101,7 @@ def _check(body: EmbeddingRequest, intake: Intake) -> None:
             f"truncate_prompt_tokens must be at least 1, or -1 for the context length, got {keep}",
             param="truncate_prompt_tokens",
         )
-    if body.priority is not None and abs(body.priority) >= MAX_PRIORITY:
-        raise RequestError("priority is out of range", param="priority")
-    if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_SALT_LENGTH:
-        raise RequestError(
-            f"cache_salt must have 1 to {MAX_SALT_LENGTH} characters", param="cache_salt"
-        )
+    check_queueing(body.priority, body.cache_salt)
     if (body.model_extra or {}).get("messages") is not None:
         raise RequestError("messages cannot be embedded here; use input", param="messages")
 

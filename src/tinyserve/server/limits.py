@@ -44,11 +44,16 @@ def check_limits(
             f"got {keep}",
             param="truncate_prompt_tokens",
         )
-    if body.cache_salt is not None and not 1 <= len(body.cache_salt) <= MAX_SALT_LENGTH:
+    check_queueing(body.priority, body.cache_salt)
+
+
+def check_queueing(priority: int | None, cache_salt: str | None) -> None:
+    """What embeddings take too."""
+    if cache_salt is not None and not 1 <= len(cache_salt) <= MAX_SALT_LENGTH:
         raise RequestError(
             f"cache_salt must have 1 to {MAX_SALT_LENGTH} characters", param="cache_salt"
         )
-    if body.priority is not None and abs(body.priority) >= MAX_PRIORITY:
+    if priority is not None and abs(priority) >= MAX_PRIORITY:
         raise RequestError("priority is out of range", param="priority")
 
 
