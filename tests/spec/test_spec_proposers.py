@@ -97,7 +97,7 @@ def test_the_automaton_knows_every_run(tokens: list[int]) -> None:
             if any(text[i : i + size] == text[end - size :] for i in range(end - size))
         ]
         assert automaton.length[automaton.suffix()] == max(repeated)
-    assert automaton.num_states <= max(2, 2 * len(tokens))
+    assert len(automaton.next) <= max(2, 2 * len(tokens))
     runs = {tuple(tokens[i:j]) for i in range(len(tokens)) for j in range(i, len(tokens) + 1)}
     for run in runs:
         state = ROOT

@@ -54,7 +54,6 @@ def test_generation_prompt_can_be_left_out() -> None:
 def test_model_without_template() -> None:
     """CHAT-01: only chat fails, and the message says what to do."""
     template = ChatTemplate(None)
-    assert not template.is_available
     with pytest.raises(RequestError, match="--chat-template") as caught:
         template.render([user()])
     assert (caught.value.param, caught.value.status) == ("messages", 400)
@@ -229,9 +228,8 @@ def test_template_kwargs_cannot_replace_the_conversation(name: str) -> None:
 
 
 def test_template_kwargs_reach_the_template() -> None:
-    source = "{{ enable_thinking }}{{ documents[0].text }}"
-    options = {"template_kwargs": {"enable_thinking": False}, "documents": [{"text": "d"}]}
-    assert render(source, user(), **options) == "Falsed"
+    kwargs = {"enable_thinking": False}
+    assert render("{{ enable_thinking }}", user(), template_kwargs=kwargs) == "False"
 
 
 def test_hugging_face_extensions() -> None:

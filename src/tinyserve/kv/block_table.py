@@ -37,13 +37,10 @@ class BlockTable:
         self.blocks: list[int] = []
         self.host_slots: list[int] = []  # where a swap-out put blocks 0, 1, ...
         self.num_saved = 0  # tokens whose KV is in `host_slots`
-        self.keys: list[
-            Hashable
-        ] = []  # chained hashes of the full blocks, as far as they were needed
+        self.keys: list[Hashable] = []  # chained hashes of the full blocks, as far as needed
         self.num_published = 0
-        self.publishing = (
-            True  # False after a hash collision: what follows has no parent in the cache
-        )
+        # False after a hash collision: what follows has no parent in the cache.
+        self.publishing = True
         self._ids: tuple[int, ...] | None = None
         # For `KVManager.append`: positions of the last block, while nobody else owns it and those
         # before it are published or never will be, else none; and the ids of all blocks up to it.

@@ -29,10 +29,6 @@ class SuffixAutomaton:
         self.num_tokens = 0
 
     @property
-    def num_states(self) -> int:
-        return len(self.next)
-
-    @property
     def nbytes(self) -> int:
         """About what it occupies."""
         return STATE_BYTES * len(self.next)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from tinyserve.text.markers import num_held
 
 OPENER, CLOSER = "<think>", "</think>"
-REASONING_PARSERS = ("none", "auto", "qwen3", "deepseek_r1")
 
 
 class ThinkReader:

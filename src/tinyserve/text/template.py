@@ -64,11 +64,6 @@ class ChatTemplate:
         self._compiled: dict[str, jinja2.Template] = {}
 
     @property
-    def is_available(self) -> bool:
-        """Whether there is any template to render with."""
-        return self._source is not None or bool(self._named)
-
-    @property
     def all_sources(self) -> str:
         """The text of all templates, to be searched for what they know."""
         return "\n".join(filter(None, (self._source, *self._named.values())))
@@ -94,7 +89,6 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
-        documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
@@ -125,7 +119,7 @@ class ChatTemplate:
             **self._special_tokens,
             **(template_kwargs or {}),
             "tools": None,
-            "documents": list(documents) if documents else None,
+            "documents": None,
             "add_generation_prompt": not continue_final_message
             if add_generation_prompt is None
             else add_generation_prompt,

@@ -141,10 +141,6 @@ class Tokenizer:
         """Whether anything but special tokens is among the ids."""
         return any(i not in self.special_ids for i in ids)
 
-    def is_special(self, token_id: int) -> bool:
-        """Whether the token is skipped by `skip_special_tokens`."""
-        return token_id in self.special_ids
-
     def special_id(self, text: str) -> int | None:
         """The id of the special token whose text is exactly `text`."""
         token_id = self._backend.token_to_id(text)

@@ -212,7 +212,6 @@ PYTHONIC_MARKED = replace(
     last="]<|tool_call_end|>",
 )
 
-PARSERS = ("auto", "hermes", "llama3_json", "mistral", "qwen3_coder", "pythonic", "none")
 _PYTHONIC_EXAMPLE = re.compile(r"\[\w+\(\w+=\w+")  # as templates show models what to write
 
 
