@@ -23,8 +23,8 @@ GOLDEN = Path(__file__).parent / "data" / "smollm2_tokens.json"
 
 
 def from_gguf(vocab: GGUFVocab, add_bos: bool | None = None) -> Tokenizer:
-    spec = TokenizerSpec.from_gguf(
-        vocab, special_token_ids={"bos_token": 1, "eos_token": 2}, add_bos=add_bos
+    spec = TokenizerSpec(
+        gguf_vocab=vocab, special_token_ids={"bos_token": 1, "eos_token": 2}, add_bos=add_bos
     )
     return Tokenizer.from_spec(spec)
 

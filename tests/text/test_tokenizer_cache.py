@@ -28,7 +28,7 @@ class CountingVocab:
 
 
 def load(vocab: CountingVocab, cache: Path, fingerprint: str | None = "f") -> Tokenizer:
-    spec = TokenizerSpec.from_gguf(vocab, special_token_ids={"bos_token": 1})
+    spec = TokenizerSpec(gguf_vocab=vocab, special_token_ids={"bos_token": 1})
     return Tokenizer.from_spec(spec, cache, fingerprint=fingerprint)
 
 

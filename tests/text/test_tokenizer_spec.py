@@ -121,7 +121,7 @@ def test_vocabulary_is_read_only_when_needed() -> None:
         calls.append(1)
         return GGUFVocab("gpt2", ("a",))
 
-    spec = TokenizerSpec.from_gguf(read, add_bos=False)
+    spec = TokenizerSpec(gguf_vocab=read, add_bos=False)
     assert not calls
     assert spec.load_vocab().tokens == ("a",)
     assert calls == [1]

@@ -97,5 +97,5 @@ def gguf_sentencepiece(**changes: Any) -> GGUFVocab:
 
 def sentencepiece(**changes: Any) -> Tokenizer:
     vocab = gguf_sentencepiece(**changes)
-    spec = TokenizerSpec.from_gguf(vocab, special_token_ids={"bos_token": 1, "eos_token": 2})
+    spec = TokenizerSpec(gguf_vocab=vocab, special_token_ids={"bos_token": 1, "eos_token": 2})
     return Tokenizer(build_gguf_tokenizer(vocab, 1), spec)

@@ -44,8 +44,8 @@ def read_tokenizer_spec(metadata: Metadata) -> TokenizerSpec:
         for key, value in metadata.file.metadata.items()
         if key.startswith(f"{_TEMPLATE}.") and isinstance(value, str)
     }
-    return TokenizerSpec.from_gguf(
-        _vocab_reader(metadata),
+    return TokenizerSpec(
+        gguf_vocab=_vocab_reader(metadata),
         # -1, signed or not, is how some files say that there is none
         special_token_ids={n: i for n, i in special.items() if i is not None and 0 <= i < 1 << 31},
         add_bos=metadata.get("tokenizer.ggml.add_bos_token", bool),

@@ -46,8 +46,8 @@ _WORDS = (  # noqa: SIM905 - a list of literals would be mostly quotes
 
 def tokenizer_spec(vocab_size: int) -> TokenizerSpec:
     """The tokenizer in memory, as if it came from a GGUF file; built when it is needed."""
-    return TokenizerSpec.from_gguf(
-        lambda: vocabulary(vocab_size),
+    return TokenizerSpec(
+        gguf_vocab=lambda: vocabulary(vocab_size),
         special_token_ids={"bos_token": BOS_ID, "eos_token": EOS_ID, "pad_token": EOS_ID},
         add_bos=False,
         chat_template=CHAT_TEMPLATE,

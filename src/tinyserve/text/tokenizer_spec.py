@@ -1,10 +1,10 @@
 """`TokenizerSpec`: what is needed to build a tokenizer and its chat template, as a plain value.
 
 It is filled from a checkpoint folder (`TokenizerSpec.from_folder`) or from GGUF metadata
-(`TokenizerSpec.from_gguf`); `Tokenizer.from_spec` turns it into something that encodes. It knows
-nothing of how tokenizers work. Building a spec is cheap: a folder's `tokenizer.json` is not opened,
-and a GGUF's vocabulary may be handed over as a function, called only when no cached tokenizer is
-found.
+(`models/gguf_tokenizer_spec.py`); `Tokenizer.from_spec` turns it into something that encodes. It
+knows nothing of how tokenizers work. Building a spec is cheap: a folder's `tokenizer.json` is not
+opened, and a GGUF's vocabulary may be handed over as a function, called only when no cached
+tokenizer is found.
 """
 
 from __future__ import annotations
@@ -87,34 +87,6 @@ class TokenizerSpec:
             special_tokens=_read_special_tokens(folder, config),
             add_bos=add_bos if isinstance(add_bos, bool) else None,
             add_eos=add_eos if isinstance(add_eos, bool) else None,
-        )
-
-    @classmethod
-    def from_gguf(
-        cls,
-        vocab: GGUFVocab | Callable[[], GGUFVocab],
-        *,
-        special_token_ids: Mapping[str, int] | None = None,
-        add_bos: bool | None = None,
-        add_eos: bool | None = None,
-        chat_template: str | None = None,
-        named_templates: Mapping[str, str] | None = None,
-    ) -> TokenizerSpec:
-        """From GGUF metadata.
-
-        `vocab`: the arrays, or a function that reads them (slow, so not called when a cache has
-        the tokenizer). `special_token_ids`: "bos_token", "eos_token", "unk_token", ... -> id
-        (from `tokenizer.ggml.bos_token_id` and so on). `add_bos`: `tokenizer.ggml.add_bos_token`,
-        None when absent; `add_eos` likewise. `chat_template`: `tokenizer.chat_template`;
-        `named_templates`: the rest of the key `tokenizer.chat_template.<name>` -> template.
-        """
-        return cls(
-            gguf_vocab=vocab,
-            chat_template=chat_template,
-            named_templates=dict(named_templates or {}),
-            special_token_ids=dict(special_token_ids or {}),
-            add_bos=add_bos,
-            add_eos=add_eos,
         )
 
     def with_chat_template(self, source: str) -> TokenizerSpec:
