@@ -79,9 +79,15 @@ class LLM:
         """
         texts = split_prompts(prompts, param="prompts")
         ids = [self._intake.encode(text, param="prompts") for text in texts]
-        names = [text if isinstance(text, str) else None for text in texts]
-        fallback = {"max_tokens": COMPLETION_MAX_TOKENS}
-        return self._run_all(names, ids, self._params_list(params, len(ids), fallback), progress)
+        all_params = self._params_list(params, len(ids), {"max_tokens": COMPLETION_MAX_TOKENS})
+        requests = [
+            self._intake.request(self._next_id(), i, p, continues=True)
+            for i, p in zip(ids, all_params, strict=True)
+        ]
+        results = self._run(requests, progress)
+        for text, result in zip(texts, results, strict=True):
+            result.prompt = text if isinstance(text, str) else None
+        return results
 
     def chat(
         self,
@@ -109,12 +115,9 @@ class LLM:
         use = read_tool_use(tools, tool_choice)
         turns = [Turn.after(self._intake, chat, use, response_format, **template) for chat in chats]
         all_params = self._params_list(params, len(turns), {"max_tokens": None})
-        pairs = list(zip(turns, all_params, strict=True))
+        pairs = zip(turns, all_params, strict=True)
         requests = [turn.request(self._next_id(), p) for turn, p in pairs]
-        results = [
-            Output(None, turn.prompt_ids, [Choice(i) for i in range(p.n)]) for turn, p in pairs
-        ]
-        self._run(requests, results, progress)
+        results = self._run(requests, progress)
         for turn, result in zip(turns, results, strict=True):
             for choice in result.outputs:
                 choice.message = turn.read(choice.text)
@@ -139,8 +142,7 @@ class LLM:
         for text in texts:
             ids = self._intake.encode(text, is_whole=True, param="prompts")
             requests.append(self._intake.embedding_request(self._next_id(), ids, pooling=pooling))
-        results = [Output(None, list(r.prompt_token_ids), [Choice(0)]) for r in requests]
-        self._run(requests, results, progress)
+        results = self._run(requests, progress)
         rows = [result.embedding for result in results if result.embedding is not None]
         return np.stack([unit(row) for row in rows] if normalize else rows)
 
@@ -235,32 +237,14 @@ class LLM:
                 raise output.error or TinyServeError("the request was aborted")
         return outputs
 
-    def _run_all(
-        self,
-        texts: Sequence[str | None],
-        prompts: Sequence[list[int]],
-        params: Sequence[SamplingParams],
-        progress: bool | None,
-    ) -> list[Output]:
-        # All are made before any is added, so that a refusal leaves nothing behind.
-        requests = [
-            self._intake.request(self._next_id(), ids, p, continues=True)
-            for ids, p in zip(prompts, params, strict=True)
-        ]
+    def _run(self, requests: Sequence[EngineRequest], progress: bool | None) -> list[Output]:
+        """Run requests to their end. All were made, and so checked, before the first is added: a
+        refusal leaves nothing behind.
+        """
         results = [
-            Output(text, ids, [Choice(i) for i in range(p.n)])
-            for text, ids, p in zip(texts, prompts, params, strict=True)
+            Output(None, list(r.prompt_token_ids), [Choice(i) for i in range(r.params.n)])
+            for r in requests
         ]
-        self._run(requests, results, progress)
-        return results
-
-    def _run(
-        self,
-        requests: Sequence[EngineRequest],
-        results: Sequence[Output],
-        progress: bool | None,
-    ) -> None:
-        """Run requests to their end and fill in the result of each."""
         open_requests: dict[str, Output] = {}
         try:
             for request, result in zip(requests, results, strict=True):
@@ -276,6 +260,7 @@ class LLM:
         finally:
             for request_id in open_requests:
                 self._release(request_id)
+        return results
 
     def _collect(self, open_requests: Mapping[str, Output]) -> list[str]:
         """Move new outputs into their results; the ids of the requests that are complete."""
