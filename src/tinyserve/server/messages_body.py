@@ -14,9 +14,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
 from tinyserve.errors import RequestError
 from tinyserve.server.extensions import FAST, Extensions, refuse_unshown
+from tinyserve.server.function_tool import function_tool
 from tinyserve.server.json_node import Node
-from tinyserve.server.responses_tools import NAME_RULE
-from tinyserve.text.tool_formats import TOOL_NAME
 
 
 def _text_or_blocks(value: Any) -> Any:
@@ -105,21 +104,10 @@ def read_tools(value: Iterable[Any] | None) -> tuple[list[dict[str, Any]], set[s
             left_out.add(kind)
             continue
         name = node.get("name").text()
-        if not TOOL_NAME.fullmatch(name):
-            raise node.get("name").fault(NAME_RULE)
         if name in names:
-            raise node.get("name").fault(f"there are two tools named {name!r}")
+            raise node.get("name").fault(f"there are two tools named {name[:64]!r}")
         names.add(name)
-        function: dict[str, Any] = {
-            "name": name,
-            "parameters": node.get("input_schema").object(),
-        }
-        description = node.get("description").text_or("")
-        if description:
-            function["description"] = description
-        if node.get("strict").value is not None:
-            function["strict"] = node.get("strict").flag_or(False)
-        functions.append({"type": "function", "function": function})
+        functions.append(function_tool(node, name, node.get("input_schema").object()))
     return functions, left_out
 
 

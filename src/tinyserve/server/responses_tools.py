@@ -13,13 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tinyserve.server.function_tool import function_tool
 from tinyserve.server.json_node import Node
 from tinyserve.server.json_text import to_json
-from tinyserve.text.tool_formats import TOOL_NAME
 from tinyserve.text.tool_json import whole_characters
 
 INPUT = "input"  # the only parameter of a custom tool
-NAME_RULE = "must be 1 to 128 letters, digits, '_', '-' and '.'"
 
 
 @dataclass(frozen=True)
@@ -117,21 +116,11 @@ def _chosen(node: Node, tools: ToolSet) -> dict[str, Any]:
 def _offer(node: Node, namespace: str, tools: ToolSet) -> None:
     name, is_custom = node.get("name").text(), node.value["type"] == "custom"
     offered = f"{namespace}__{name}" if name in tools.origins and namespace else name
-    if not TOOL_NAME.fullmatch(offered):
-        raise node.get("name").fault(NAME_RULE)
     if offered in tools.origins:
         raise node.get("name").fault(f"there are two tools named {offered[:64]!r}")
     tools.origins[offered] = Origin(name, namespace, is_custom)
-    function: dict[str, Any] = {
-        "name": offered,
-        "parameters": _free_text() if is_custom else _parameters(node.get("parameters")),
-    }
-    description = node.get("description").text_or("")
-    if description:
-        function["description"] = description
-    if node.get("strict").value is not None:
-        function["strict"] = node.get("strict").flag_or(False)
-    tools.functions.append({"type": "function", "function": function})
+    parameters = _free_text() if is_custom else _parameters(node.get("parameters"))
+    tools.functions.append(function_tool(node, offered, parameters))
 
 
 def _parameters(node: Node) -> Mapping[str, Any]:

@@ -1,0 +1,30 @@
+"""A tool of another protocol as the function that a chat request offers.
+
+The Responses and Messages APIs name the parameters differently and agree about the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tinyserve.server.json_node import Node
+from tinyserve.text.tool_formats import TOOL_NAME
+
+_NAME_RULE = "must be 1 to 128 letters, digits, '_', '-' and '.'"
+
+
+def function_tool(node: Node, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The function `name`, with what the client's tool at `node` says of it besides.
+
+    Raises RequestError naming the member at fault.
+    """
+    if not TOOL_NAME.fullmatch(name):
+        raise node.get("name").fault(_NAME_RULE)
+    function: dict[str, Any] = {"name": name, "parameters": parameters}
+    description = node.get("description").text_or("")
+    if description:
+        function["description"] = description
+    if node.get("strict").value is not None:
+        function["strict"] = node.get("strict").flag_or(False)
+    return {"type": "function", "function": function}
