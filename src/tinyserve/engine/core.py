@@ -13,15 +13,15 @@ from time import monotonic
 from typing import Any
 
 from tinyserve.config import SchedulerConfig
-from tinyserve.engine.admission import settle
 from tinyserve.engine.draws import confirmed, read_positions, rows_of, take_tokens
+from tinyserve.engine.job import Job, settle
 from tinyserve.engine.model_limits import ModelLimits
 from tinyserve.engine.plan import Chunk, Runner
 from tinyserve.engine.rejection import DrawRows, draw_coupled
 from tinyserve.engine.request import EngineRequest, EngineStats, FinishReason, RequestOutput
 from tinyserve.engine.sampling import SampledToken
 from tinyserve.engine.scheduler import Scheduler
-from tinyserve.engine.sequence import Job, Sequence, Status
+from tinyserve.engine.sequence import Sequence, Status
 from tinyserve.engine.snapshot import EngineSnapshot, take_snapshot
 from tinyserve.engine.work import Lap
 from tinyserve.errors import RequestError, TinyServeError

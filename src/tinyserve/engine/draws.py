@@ -11,10 +11,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tinyserve.engine.job import Job
 from tinyserve.engine.plan import Chunk
 from tinyserve.engine.request import RequestOutput
 from tinyserve.engine.sampling import SampledToken, SampleRow
-from tinyserve.engine.sequence import Job, Sequence
+from tinyserve.engine.sequence import Sequence
 from tinyserve.engine.work import Step
 from tinyserve.errors import RequestError
 from tinyserve.spec.proposer import NO_DRAFT, Draft

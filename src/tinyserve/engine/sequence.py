@@ -11,13 +11,12 @@ tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from tinyserve.engine.prompt_rows import PromptReader
-from tinyserve.engine.request import EngineRequest, FinishReason, RequestOutput
-from tinyserve.engine.sampling import SampleRow, SamplingParams
-from tinyserve.kv.block_table import BlockTable, Namespace
+from tinyserve.engine.job import Job
+from tinyserve.engine.request import FinishReason, RequestOutput
+from tinyserve.engine.sampling import SampleRow
+from tinyserve.kv.block_table import BlockTable
 
 
 class Status(Enum):
@@ -27,62 +26,6 @@ class Status(Enum):
     RUNNING = auto()  # holds device blocks and a seat
     SWAPPED = auto()  # holds host slots
     FINISHED = auto()
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """A request after its admission, shared by its choices: everything that was settled once.
-
-    `seed` was drawn if the request had none. `max_len`: known tokens at which a choice ends, from
-    max_tokens and the context. `stop_ids` end a choice; `eos_ids` among them without a stop reason.
-    `min_banned` are masked while a choice is shorter than min_tokens. `reader` is given the rows of
-    the prompt whose logprobs or hidden states were asked for; None where none were. `fault`: why
-    the request cannot go on, found between two steps.
-    """
-
-    request: EngineRequest
-    prompt_ids: tuple[int, ...]
-    seed: int
-    max_len: int
-    namespace: Namespace
-    eos_ids: frozenset[int]
-    stop_ids: frozenset[int]
-    min_banned: tuple[int, ...]
-    reader: PromptReader | None
-    sequences: list[Sequence] = field(default_factory=list)
-    num_cached_tokens: int = 0
-    has_forked: bool = False  # choices 1 .. n-1 have left choice 0
-    fault: Exception | None = None
-    params: SamplingParams = field(init=False)
-    may_ban: bool = field(init=False)  # tokens may be banned for some of its draws
-    request_id: str = field(init=False)  # what each token asks for lies here, side by side
-    min_tokens: int = field(init=False)
-    has_logprobs: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.params = params = self.request.params
-        self.request_id = self.request.request_id
-        self.min_tokens = params.min_tokens
-        self.has_logprobs = params.logprobs is not None
-        is_put_off = params.ignore_eos and bool(self.eos_ids)
-        self.may_ban = is_put_off or params.min_tokens > 0 or bool(self.request.bad_words_ids)
-
-    @property
-    def wanted_positions(self) -> range:
-        """The prompt positions whose rows are still to be read."""
-        return self.reader.positions if self.reader is not None else range(0)
-
-    @property
-    def may_read_cache(self) -> bool:
-        """False while a row before the prompt's last is wanted: it must be computed, not found."""
-        wanted = self.wanted_positions
-        return not wanted or wanted.start >= len(self.prompt_ids) - 1
-
-    def forget(self) -> None:
-        """All choices are finished: drop the references to them, which refer back to this job, so
-        that no reference cycle is left to the garbage collector.
-        """
-        self.sequences.clear()
 
 
 class Sequence:

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from time import monotonic
 
+from tinyserve.engine.job import Job
 from tinyserve.engine.request import EngineStats
-from tinyserve.engine.sequence import Job, Sequence
+from tinyserve.engine.sequence import Sequence
 from tinyserve.kv.manager import KVManager
 
 
