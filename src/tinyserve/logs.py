@@ -9,7 +9,6 @@ from __future__ import annotations
 import datetime
 import json
 import logging
-import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -25,16 +24,6 @@ def configure_logging(level: str, format: str = "text") -> None:
     logging.basicConfig(handlers=[handler], level=getattr(logging, level.upper()))
     for noisy in NOISY:
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
-
-
-def is_fancy() -> bool:
-    """Whether stderr is a terminal that may be drawn on in colour: no pipe, no file, no NO_COLOR
-    (https://no-color.org), and not while log lines are JSON.
-    """
-    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return False
-    formatters = [handler.formatter for handler in logging.getLogger().handlers]
-    return sys.stderr.isatty() and not any(isinstance(f, JSONFormatter) for f in formatters)
 
 
 class TextFormatter(logging.Formatter):
