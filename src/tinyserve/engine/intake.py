@@ -1,7 +1,7 @@
 """`Intake`: from what a user hands in (texts, token ids, messages, fields) to an `EngineRequest`.
 
 The offline API and the server share it, so that both refuse the same things with the same words.
-What `ModelLimits` could refuse is refused here, before anything waits. Holds no state between
+What exceeds the model's limits is refused here, before anything waits. Holds no state between
 requests.
 """
 

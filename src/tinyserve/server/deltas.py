@@ -87,7 +87,7 @@ class _Choice:
     """One choice: what is held back until it has text to go with, and where its text ends."""
 
     index: int
-    scorer: _Offsets
+    offsets: _Offsets
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[ScoredToken] = field(default_factory=list)
     has_begun: bool = False
@@ -146,8 +146,7 @@ class DeltaMaker:
                 skip_special_tokens=self._options.skip_special_tokens,
                 keeps_space=part.request.keeps_space and not self._options.score_prompt,
             )
-            scorer = _Offsets(detokenizer)
-            choice = self._choices[index] = _Choice(index, scorer)
+            choice = self._choices[index] = _Choice(index, _Offsets(detokenizer))
         return choice
 
     def _echo(self, part: PromptPart, choice: _Choice) -> str:
@@ -155,7 +154,7 @@ class DeltaMaker:
             scores = self._prompt_scores.get(part.request.request_id, [])
             for token_id, score in zip(part.token_ids, scores, strict=True):
                 choice.logprobs.append(self._scored(choice, token_id, score))
-        choice.scorer.jump_to(len(part.echo_text))
+        choice.offsets.jump_to(len(part.echo_text))
         return part.echo_text
 
     def _hold(self, choice: _Choice, output: RequestOutput) -> None:
@@ -165,7 +164,7 @@ class DeltaMaker:
                 choice.logprobs.append(self._scored(choice, token_id, score))
 
     def _scored(self, choice: _Choice, token_id: int, score: SampledToken | None) -> ScoredToken:
-        offset = choice.scorer.next_offset(token_id)
+        offset = choice.offsets.next_offset(token_id)
         if score is None:
             return ScoredToken(token_id, None, (), offset)
         top = tuple((i, _finite(p)) for i, p in score.top[: self._options.logprobs])
