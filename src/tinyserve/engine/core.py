@@ -26,7 +26,7 @@ from tinyserve.engine.snapshot import EngineSnapshot, take_snapshot
 from tinyserve.engine.work import Lap
 from tinyserve.errors import RequestError, TinyServeError
 from tinyserve.kv.manager import KVManager
-from tinyserve.spec.drafter import Drafter, Outcome
+from tinyserve.spec.drafter import Drafter
 
 UNLIMITED = 2**31
 
@@ -60,9 +60,6 @@ class EngineCore:
         self._scheduler = Scheduler(config, kv, drafter=drafter)
         self._drafter = drafter
         self._draw = draw
-        self._outcomes: list[Outcome] = []  # of this step's decodes with drafts
-        self._num_decodes = 0  # of this step, while somebody drafts
-        self._num_accepted_per_position = [0] * (drafter.max_drafts if drafter is not None else 0)
         self._jobs: dict[str, Job] = {}
         self._ready: list[RequestOutput] = []  # outputs that no step has to compute
         self.clock: Callable[[], float] = monotonic
@@ -71,7 +68,6 @@ class EngineCore:
         self._num_steps = 0
         self._num_prompt_tokens = 0
         self._num_generation_tokens = 0
-        self._num_accepted_tokens = 0
         self._num_corrupted = 0
 
     def add_request(self, request: EngineRequest) -> None:
@@ -124,15 +120,13 @@ class EngineCore:
         self._num_generation_tokens += sum([len(output.new_token_ids) for output in outputs])
         self.lap = Lap(step, began, planned, ran, drawn, self.clock())
         if self._drafter is not None:
-            seconds = self.lap.end - began
-            self._drafter.learn(step.plan.num_tokens, seconds, self._num_decodes, self._outcomes)
-            self._outcomes.clear()
-            self._num_decodes = 0
+            self._drafter.learn(step.plan.num_tokens, self.lap.end - began)
         return outputs
 
     def stats(self) -> EngineStats:
         """Gauges and counters as plain numbers."""
         kv, scheduler, counts = self._kv, self._scheduler, self._scheduler.counters
+        num_accepted = () if self._drafter is None else tuple(self._drafter.num_accepted)
         return EngineStats(
             num_waiting=scheduler.num_waiting,
             num_running=scheduler.num_running,
@@ -154,11 +148,11 @@ class EngineCore:
             num_swapped_out_blocks=kv.counters.swapped_out_blocks,
             num_swapped_in_blocks=kv.counters.swapped_in_blocks,
             num_draft_tokens=counts.draft_tokens,
-            num_accepted_tokens=self._num_accepted_tokens,
+            num_accepted_tokens=sum(num_accepted),
             num_corrupted=self._num_corrupted,
             num_recomputed_tokens=counts.recomputed_tokens,
             num_drafts=counts.drafts,
-            num_accepted_per_position=tuple(self._num_accepted_per_position),
+            num_accepted_per_position=num_accepted,
         )
 
     def snapshot(self) -> EngineSnapshot:
@@ -193,7 +187,8 @@ class EngineCore:
         if sampled and job.has_forked:
             output = take_tokens(seq, sampled)
             if self._drafter is not None:
-                self._count_drafts(seq, chunk.num_drafts, output)
+                num_accepted = len(output.new_token_ids) - 1  # the last is the target's own
+                self._drafter.record(seq.seq_id, chunk.num_drafts, num_accepted)
             seq.num_computed = num_computed = len(seq.token_ids) - 1
             if num_computed >= seq.table.tail_stop:
                 self._kv.publish(seq.table, seq.token_ids, num_computed)
@@ -218,8 +213,8 @@ class EngineCore:
                 self._scheduler.fork(first, child)
             outputs = [take_tokens(s, [t]) for s, t in zip(job.sequences, drawn, strict=True)]
             if self._drafter is not None:
-                for seq, output in zip(job.sequences, outputs, strict=True):
-                    self._count_drafts(seq, 0, output)
+                for seq in job.sequences:
+                    self._drafter.record(seq.seq_id, 0, 0)
             if job.reader is not None:
                 job.reader.deliver(outputs[0])
         else:
@@ -228,17 +223,6 @@ class EngineCore:
             if output.finish_reason is not None:
                 self._release(seq, output.finish_reason)
         return outputs
-
-    def _count_drafts(self, seq: Sequence, num_drafts: int, output: RequestOutput) -> None:
-        """What became of the drafts before these tokens, the last of which is the target's own."""
-        self._num_decodes += 1
-        if not num_drafts:
-            return
-        num_accepted = len(output.new_token_ids) - 1
-        self._outcomes.append(Outcome(seq.seq_id, num_drafts, num_accepted))
-        self._num_accepted_tokens += num_accepted
-        for index in range(num_accepted):
-            self._num_accepted_per_position[index] += 1
 
     def _end(self, seq: Sequence, reason: FinishReason) -> RequestOutput:
         """The last output of a choice that ends without another token."""

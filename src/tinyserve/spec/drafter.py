@@ -1,8 +1,8 @@
 """`Drafter`: what the engine talks to. A proposer, and a controller that bounds its drafts.
 
-Owns the calls around a step: `propose` while it is planned, `learn` when it is done, `forget` when
-a sequence ends. Knows no model and no blocks. Without a controller every sequence gets as many
-drafts as there is room for.
+Owns the calls around a step: `propose` while it is planned, `record` for each of its decodes,
+`learn` when it is done, `forget` when a sequence ends. Knows no model and no blocks. Without a
+controller every sequence gets as many drafts as there is room for.
 """
 
 from __future__ import annotations
@@ -54,7 +54,11 @@ class Drafter:
         self.max_drafts = proposer.max_drafts
         self._controller = controller
         self._clock = clock
-        self._proposing = 0.0  # seconds, of this step
+        self.num_accepted = [0] * self.max_drafts  # [i]: runs of which draft i was accepted
+        # Of this step: seconds, decodes, and what those with drafts gave.
+        self._proposing = 0.0
+        self._num_decodes = 0
+        self._outcomes: list[Outcome] = []
 
     def propose(
         self, wanted: Sequence[tuple[Known, int]], num_rows: int
@@ -75,13 +79,19 @@ class Drafter:
         self._proposing = self._clock() - began
         return list(zip(asked, proposed, strict=True))
 
-    def learn(
-        self, num_rows: int, seconds: float, num_decodes: int, outcomes: Sequence[Outcome]
-    ) -> None:
-        """A step of `num_rows` rows took `seconds`, proposing included; `outcomes`: of those of its
-        decodes that had drafts.
-        """
+    def record(self, seq_id: int, num_drafts: int, num_accepted: int) -> None:
+        """A decode of this step, and what became of its drafts."""
+        self._num_decodes += 1
+        if num_drafts:
+            self._outcomes.append(Outcome(seq_id, num_drafts, num_accepted))
+            for index in range(num_accepted):
+                self.num_accepted[index] += 1
+
+    def learn(self, num_rows: int, seconds: float) -> None:
+        """The step had `num_rows` rows and took `seconds`, proposing included."""
         proposing, self._proposing = self._proposing, 0.0
+        num_decodes, self._num_decodes = self._num_decodes, 0
+        outcomes, self._outcomes = self._outcomes, []
         if self._controller is None or not num_decodes:
             return
         is_pure = num_rows == num_decodes + sum(outcome.num_drafts for outcome in outcomes)
