@@ -60,8 +60,9 @@ async def embedding_requests(service: Service, body: EmbeddingRequest, client: s
     size = sum(len(text) for text in inputs)
     encoded = await service.off_loop_if(size, _encode, intake, inputs, body)
     group = secrets.token_hex(12)
-    requests = [
-        intake.embedding_request(
+    parts = []
+    for i, ids in enumerate(encoded):
+        request = intake.embedding_request(
             f"{group}-{i}",
             ids,
             pooling=body.pooling,
@@ -69,11 +70,8 @@ async def embedding_requests(service: Service, body: EmbeddingRequest, client: s
             cache_salt=body.cache_salt,
             client=client,
         )
-        for i, ids in enumerate(encoded)
-    ]
-    parts = [PromptPart(request, i) for i, request in enumerate(requests)]
-    deltas = DeltaMaker(intake.tokenizer, parts, DeltaOptions())
-    return Group(group, requests, deltas)
+        parts.append(PromptPart(request, i))
+    return Group(group, DeltaMaker(intake.tokenizer, parts, DeltaOptions()))
 
 
 async def embedding_answer(

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 
 from tinyserve.engine.build import Engine
 from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Prompt
-from tinyserve.engine.request import EngineRequest
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import UnknownModelError
 from tinyserve.server.best_of import BestOfWriter
@@ -239,7 +238,6 @@ class Service:
         """`prompts`: the ids of each, and the text that echo shows first. `group` is the answer's
         id, so that logs and traces name what the client has seen. `extra` is for `Intake.request`.
         """
-        requests: list[EngineRequest] = []
         parts: list[PromptPart] = []
         for i, (ids, echo) in enumerate(prompts):
             request = self.engine.intake.request(
@@ -252,11 +250,10 @@ class Service:
                 client=client,
                 **extra,
             )
-            requests.append(request)
             parts.append(PromptPart(request, i * params.n, echo))
-        deltas = DeltaMaker(self.engine.intake.tokenizer, parts, options)
-        check_scores(requests, options, is_stream=bool(body.stream))
-        return Prepared(Group(group, requests, deltas), writer, bool(body.stream))
+        asked = Group(group, DeltaMaker(self.engine.intake.tokenizer, parts, options))
+        check_scores(asked.requests, options, is_stream=bool(body.stream))
+        return Prepared(asked, writer, bool(body.stream))
 
     async def _encode(self, prompts: Sequence[Prompt], special: bool) -> list[list[int]]:
         def encode_all() -> list[list[int]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,8 +33,11 @@ class Group:
     """What one HTTP request asks of the engine, and what makes deltas of its outputs."""
 
     id: str
-    requests: Sequence[EngineRequest]
     deltas: DeltaMaker
+
+    @property
+    def requests(self) -> list[EngineRequest]:
+        return [part.request for part in self.deltas.parts]
 
 
 class Session:
