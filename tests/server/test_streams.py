@@ -122,6 +122,37 @@ def test_str_01_characters_are_never_cut(served: Live, text: str) -> None:
     assert not any("\ufffd" in piece for piece in texts)
 
 
+BREAKS = "a\u2028b\x85c\u2029d\x0b\x0c\x1ce"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (COMPLETIONS, {"prompt": "x", "logprobs": 1}),
+        (CHAT, {"messages": HELLO}),
+        ("/v1/responses", {"input": "x", "instructions": BREAKS}),
+        ("/v1/messages", {"messages": HELLO}),
+    ],
+)
+def test_an_event_is_one_line_by_any_measure(served: Live, path: str, body: dict[str, Any]) -> None:
+    """HTTP-03: Python's own lines end at characters that the standard does not know as ends, and
+    clients that read by them lost those events."""
+    served.runner.says(BREAKS)
+    length = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+    response = served.post(path, stream=True, **{length: 60}, **body)
+    assert response.text.splitlines() == response.text.split("\n")[:-1]
+    shown = ""
+    for line in response.iter_lines():
+        if line.startswith("data: {"):
+            event = json.loads(line.removeprefix("data: "))
+            part = event["choices"][0] if "choices" in event else event
+            delta = part if "text" in part and "choices" in event else part.get("delta", "")
+            shown += (
+                delta if isinstance(delta, str) else delta.get("content", delta.get("text", ""))
+            )
+    assert shown == BREAKS
+
+
 def test_str_02_ends_inside_a_character(served: Live) -> None:
     """STR-02."""
     served.runner.says("😀")

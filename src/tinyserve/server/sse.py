@@ -21,6 +21,9 @@ from tinyserve.server.writer import Writer
 logger = logging.getLogger("tinyserve.server")
 
 PING = b": ping\n\n"  # a comment, which clients pass over (WHATWG HTML, section 9.2)
+# To the standard only CR and LF end a line. Python's `str.splitlines`, and with it httpx's
+# `iter_lines`, takes these characters for ends too, and would cut the JSON in two.
+_BREAKS = tuple((char.encode(), f"\\u{ord(char):04x}".encode()) for char in "\x85\u2028\u2029")
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -65,14 +68,14 @@ class EventStream:
         async for batch in self._session.batches():
             if not self._has_begun:
                 await self._begin(outlet)
-            await outlet.write(self._writer.frames(batch, usage) if batch else PING)
-        await outlet.write(self._writer.closing(usage), is_last=True)
+            await outlet.write(one_line_each(self._writer.frames(batch, usage)) if batch else PING)
+        await outlet.write(one_line_each(self._writer.closing(usage)), is_last=True)
 
     async def _begin(self, outlet: Outlet) -> None:
         self._has_begun = True
         headers = HEADERS + self._headers
         await outlet.send({"type": "http.response.start", "status": 200, "headers": headers})
-        opening = self._writer.opening()
+        opening = one_line_each(self._writer.opening())
         if opening:
             await outlet.write(opening)
 
@@ -82,9 +85,19 @@ class EventStream:
             logger.error("a stream failed: %s", error, exc_info=error)
         with contextlib.suppress(OSError, SlowReaderError):  # the client may be gone as well
             if self._has_begun:
-                await outlet.write(self._writer.error(told), is_last=True)
+                await outlet.write(one_line_each(self._writer.error(told)), is_last=True)
             else:
                 await send_failure(outlet.send, told, self._headers)
+
+
+def one_line_each(events: bytes) -> bytes:
+    """The events, with nothing in the JSON of their data that a client might take for a line's end:
+    such characters are escaped.
+    """
+    if not events.isascii():
+        for char, escape in _BREAKS:
+            events = events.replace(char, escape)
+    return events
 
 
 async def send_failure(
