@@ -233,6 +233,22 @@ def test_log_06_echo_joins_up(served: Live) -> None:
         assert logprobs["text_offset"][i] == len("".join(logprobs["tokens"][:i]))
 
 
+def test_log_06_special_tokens_of_the_prompt_are_echoed_and_counted(served: Live) -> None:
+    """LOG-06: offsets passed over what the prompt spelled, so that later ones were too small."""
+    prompt = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>"
+    body = {"echo": True, "logprobs": 0, "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+    for options in ({}, {"skip_special_tokens": False}):
+        choice = served.complete(prompt, **body, **options)["choices"][0]
+        tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+        assert tokens.count("<|im_start|>") == 2
+        assert "".join(tokens) == choice["text"]
+        assert offsets == [len("".join(tokens[:i])) for i in range(len(tokens))]
+    ids = tokenizer().encode(prompt)
+    choice = served.complete(ids, **body)["choices"][0]  # nothing spelled: they do not show
+    assert choice["text"].startswith("user\nhi\n")
+    assert choice["logprobs"]["text_offset"][:2] == [0, 0]
+
+
 @pytest.mark.parametrize("prompt", ["Your answer: Yes", "Y"])
 def test_log_07_scoring_without_generating(served: Live, prompt: str) -> None:
     """LOG-07."""

@@ -154,6 +154,9 @@ class DeltaMaker:
             scores = self._prompt_scores.get(part.request.request_id, [])
             for token_id, score in zip(part.token_ids, scores, strict=True):
                 choice.logprobs.append(self._scored(choice, token_id, score))
+                if self._tokenizer.is_special(token_id) and self._options.skip_special_tokens:
+                    spelled = self._tokenizer.token_text(token_id)
+                    choice.offsets.pass_over(spelled, part.echo_text)
         choice.offsets.jump_to(len(part.echo_text))
         return part.echo_text
 
@@ -198,6 +201,11 @@ class _Offsets:
         offset = self._length
         self._length += len(self._detokenizer.push(token_id))
         return offset
+
+    def pass_over(self, spelled: str, text: str) -> None:
+        """A special token, which is skipped in answers, is echoed where the prompt spelled it."""
+        if text.startswith(spelled, self._length):
+            self._length += len(spelled)
 
     def jump_to(self, length: int) -> None:
         """The echoed prompt may be longer than its decoded ids (text the tokenizer normalised)."""
