@@ -369,6 +369,8 @@ def test_token_ids_on_request(served: Live) -> None:
     assert tokenizer().decode(choice["token_ids"]) == "ab"
     assert choice["prompt_logprobs"][0] is None
     assert choice["prompt_logprobs"][1]["71"]["rank"] == 1
+    for chunk in served.stream(PATH, prompt=[70, 71], max_tokens=5):
+        assert not {"token_ids", "prompt_token_ids"} & set(chunk["choices"][0])
     named = served.complete(max_tokens=1, logprobs=0, return_tokens_as_token_ids=True)
     assert named["choices"][0]["logprobs"]["tokens"][0].startswith("token_id:")
 

@@ -85,6 +85,10 @@ def test_log_10_str_15_completion_streams_equal_whole_answers(
     assert joined(chunks, is_chat=False) == whole(answer, is_chat=False)
     for key in ("prompt_tokens", "completion_tokens", "total_tokens"):
         assert chunks[-1]["usage"][key] == answer["usage"][key]
+    told = [c for chunk in chunks for c in chunk["choices"] if "prompt_token_ids" in c]
+    prompts = {choice["index"]: choice["prompt_token_ids"] for choice in told}
+    assert prompts == {c["index"]: c["prompt_token_ids"] for c in answer["choices"]}
+    assert len(told) == len(prompts)
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -97,8 +101,10 @@ def test_log_10_str_15_chat_streams_equal_whole_answers(
     if top is not None:
         body |= {"logprobs": True, "top_logprobs": top}
     answer = ok(served.post(CHAT, **body))
-    chunks = served.stream(CHAT, **body)
+    first, *others = chunks = served.stream(CHAT, **body)
     assert joined(chunks, is_chat=True) == whole(answer, is_chat=True)
+    assert first["prompt_token_ids"] == answer["prompt_token_ids"]
+    assert not any("prompt_token_ids" in chunk for chunk in others)
 
 
 def test_log_13_echo_with_several_prompts_and_no_tokens(served: Live) -> None:

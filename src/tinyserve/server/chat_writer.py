@@ -33,11 +33,15 @@ class ChatWriter(OpenAIWriter):
         self._counts_thinking = context.reads_thinking
         self._messages: list[Message] = []
 
-    def opening(self) -> bytes:
-        tail = "null}]" + (',"usage":null}' if self._options.usage else "}")
+    def opening(self, maker: DeltaMaker) -> bytes:
+        """The role, for each choice; the first chunk tells the prompt's ids, too."""
+        usage = ',"usage":null' if self._options.usage else ""
+        prompt = ""
+        if self._options.token_ids:
+            prompt = f',"prompt_token_ids":{to_json(list(maker.parts[0].token_ids))}'
         return sse(
             f'{self._prefix}{index},"delta":{{"role":"assistant","content":""}},'
-            f'"logprobs":null,"finish_reason":{tail}'
+            f'"logprobs":null,"finish_reason":null}}]{usage}{"" if index else prompt}}}'
             for index in range(self._num_choices)
         )
 

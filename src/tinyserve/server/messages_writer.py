@@ -45,7 +45,7 @@ class MessageWriter:
         self._has_begun = False
         self._piece_head = ""
 
-    def opening(self) -> bytes:
+    def opening(self, maker: DeltaMaker) -> bytes:
         return b""
 
     def frames(self, deltas: Sequence[Delta], usage: Usage) -> bytes:

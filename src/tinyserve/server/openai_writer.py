@@ -71,10 +71,11 @@ class OpenAIWriter(ABC):
         self._identity = identity
         self._options = options
         self._num_choices = num_choices
+        self._prompts: dict[int, PromptPart] = {}  # to be told with a choice's first chunk
         head = to_json(self._head(self.chunk_object))[:-1]
         self._prefix = f'{head},"choices":[{{"index":'
 
-    def opening(self) -> bytes:
+    def opening(self, maker: DeltaMaker) -> bytes:
         return b""
 
     def frames(self, deltas: Sequence[Delta], usage: Usage) -> bytes:
@@ -101,6 +102,9 @@ class OpenAIWriter(ABC):
             extra += f',"stop_reason":{to_json(delta.stop_reason)}'
         if self._options.token_ids:
             extra += f',"token_ids":{to_json(delta.token_ids)}'
+            prompt = self._prompts.pop(delta.index, None)
+            if prompt is not None:
+                extra += f',"prompt_token_ids":{to_json(list(prompt.token_ids))}'
         return (
             f"{self._prefix}{delta.index},{text},"
             f'"logprobs":{logprobs},"finish_reason":{finish}{extra}}}]{self._usage(usage)}}}'
@@ -216,6 +220,11 @@ class CompletionWriter(OpenAIWriter):
 
     whole_object = "text_completion"
     chunk_object = "text_completion"
+
+    def opening(self, maker: DeltaMaker) -> bytes:
+        per_part = self._num_choices // len(maker.parts)
+        self._prompts = {i: maker.parts[i // per_part] for i in range(self._num_choices)}
+        return b""
 
     def _place(
         self, answer: dict[str, Any], choice: dict[str, Any], fields: dict[str, Any]

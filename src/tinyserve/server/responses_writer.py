@@ -46,7 +46,7 @@ class ResponseWriter:
         self._number = 0
         self._piece_head = ""
 
-    def opening(self) -> bytes:
+    def opening(self, maker: DeltaMaker) -> bytes:
         picture = self._response.picture("in_progress")
         return (
             self._event("response.created", response=picture)

@@ -75,7 +75,7 @@ class EventStream:
         self._has_begun = True
         headers = HEADERS + self._headers
         await outlet.send({"type": "http.response.start", "status": 200, "headers": headers})
-        opening = one_line_each(self._writer.opening())
+        opening = one_line_each(self._writer.opening(self._deltas))
         if opening:
             await outlet.write(opening)
 

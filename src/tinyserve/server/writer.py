@@ -27,8 +27,8 @@ class Identity:
 class Writer(Protocol):
     """Turns deltas into the bytes of a stream, or into one JSON object."""
 
-    def opening(self) -> bytes:
-        """What a stream begins with; may be empty."""
+    def opening(self, maker: DeltaMaker) -> bytes:
+        """What the stream of `maker`'s deltas begins with; may be empty."""
         ...
 
     def frames(self, deltas: Sequence[Delta], usage: Usage) -> bytes:
