@@ -270,7 +270,20 @@ def test_calls_beside_an_answer_with_a_format(served: Live) -> None:
     served.runner.says("no")
     choice = ask(served, **body)
     assert not (choice["message"]["content"] or "").startswith("no")
-    assert refused(served, **body, tool_choice="required")["param"] == "response_format"
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_demanded_call_beside_a_format_for_text(served: Live, choice: Any) -> None:
+    """Agents whose last answer has a format send it from the first turn on, which is to be a call;
+    any other constraint is on whatever the model writes, and contradicts."""
+    body = {"tools": TOOLS, "tool_choice": choice, "max_tokens": 60}
+    served.runner.says(CALL)
+    answer = ask(served, **body, response_format={"type": "json_object"})
+    assert answer["message"]["tool_calls"]
+    assert answer["message"]["content"] is None
+    assert refused(served, **body, regex="a+")["param"] == "regex"
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": 5}}
+    assert refused(served, **body, response_format=schema)["param"] == "response_format"
 
 
 def test_thinking_comes_before_a_demanded_call(served: Live) -> None:

@@ -74,12 +74,13 @@ class MessageFormat:
     ) -> GrammarSpec | None:
         """What the whole message keeps to, where its answer is to keep to `spec`.
 
-        Where the answer has to be calls, that is the constraint; where the model may choose, calls
+        Where the answer has to be calls, that is the constraint: a `response_format` is for text,
+        of which there will be none, and OpenAI's API takes both. Where the model may choose, calls
         stay possible beside it. What the model thinks before stays free. `is_open` as in
         `starts_thinking`. Raises RequestError.
         """
         if tools is not None and tools.is_forced:
-            if spec is not None:
+            if spec is not None and spec.param != "response_format":
                 raise RequestError(
                     f"{spec.param} cannot go with a tool_choice that demands calls",
                     param=spec.param,
