@@ -98,6 +98,7 @@ def test_log_01_chat_logprobs(served: Live) -> None:
     twenty = served.chat(logprobs=True, top_logprobs=20, max_tokens=1)["choices"][0]["logprobs"]
     assert len(twenty["content"][0]["top_logprobs"]) == 20
     assert refused(served, top_logprobs=5)["param"] == "top_logprobs"
+    assert served.chat(logprobs=False, top_logprobs=0)["choices"][0]["logprobs"] is None
     assert refused(served, logprobs=True, top_logprobs=21)["param"] == "top_logprobs"
     assert refused(served, logprobs=True, top_logprobs=-1)["param"] == "top_logprobs"
     assert refused(served, logprobs=1)["param"] == "logprobs"

@@ -11,6 +11,10 @@ import pytest
 from helpers.fake_service import make_engine, tokenizer
 from helpers.live_server import Live, live, ok
 
+from tinyserve.server.deltas import ScoredToken
+from tinyserve.server.openai_writer import CompletionWriter, WriterOptions
+from tinyserve.server.writer import Identity
+
 PATH = "/v1/completions"
 
 
@@ -207,6 +211,20 @@ def test_log_02_logprobs_zero_is_not_none(served: Live) -> None:
     assert all(len(top) == 5 for top in five["top_logprobs"])
 
 
+def test_log_04_of_tokens_that_read_alike_the_likeliest_is_told() -> None:
+    """LOG-04: byte tokens and padded vocabularies have them."""
+    unknown = (600, 601)
+    writer = CompletionWriter(tokenizer(), Identity("cmpl-1", 0, "m", "f"), WriterOptions())
+    scored = [
+        ScoredToken(65, -3.0, ((unknown[0], -0.1), (66, -2.0), (unknown[1], -2.5)), 0),
+        ScoredToken(unknown[1], -2.5, ((unknown[0], -0.1),), 1),
+    ]
+    first, second = writer.logprobs(scored)["top_logprobs"]
+    texts = [tokenizer().token_text(i) for i in (66, 65)]
+    assert list(first.items()) == [("", -0.1), (texts[0], -2.0), (texts[1], -3.0)]
+    assert second == {"": -0.1}
+
+
 def test_log_04_parts_of_characters_can_be_told_apart(served: Live) -> None:
     """LOG-04."""
     served.runner.says("😀")
@@ -337,6 +355,7 @@ def test_chat_12_models(served: Live) -> None:
     for name in ("synthetic", "tinyserve"):
         assert ok(served.client.get(f"/v1/models/{name}"))["id"] == name
         assert served.complete(model=name, max_tokens=1)["model"] == "synthetic"
+    assert served.complete(model="", max_tokens=1)["model"] == "synthetic"
     missing = served.client.get("/v1/models/who/else")
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "model_not_found"

@@ -105,7 +105,7 @@ def check_scores(
 
 
 def check_chat(body: ChatRequest) -> None:
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:  # none of nothing is no contradiction
         raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
 
 

@@ -248,8 +248,9 @@ class CompletionWriter(OpenAIWriter):
     def _top(self, token: ScoredToken) -> Mapping[str, float] | None:
         if token.logprob is None:
             return None
-        top = {self.token_text(i): p for i, p in token.top}
-        top.setdefault(self.token_text(token.token_id), token.logprob)
+        top: dict[str, float] = {}
+        for i, p in (*token.top, (token.token_id, token.logprob)):
+            top.setdefault(self.token_text(i), p)  # of tokens that read alike, the likeliest
         return top
 
 

@@ -112,8 +112,10 @@ class Service:
         }
 
     def resolve_model(self, name: str | None) -> str:
-        """The served name that `name` stands for. Raises UnknownModelError."""
-        if name is None or name == ALIAS:
+        """The served name that `name` stands for, the first if it is empty: clients that require a
+        name have nothing better to send. Raises UnknownModelError.
+        """
+        if not name or name == ALIAS:
             return self.names[0]
         if name not in self.names:
             raise UnknownModelError(name)
