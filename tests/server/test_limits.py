@@ -162,6 +162,9 @@ def test_sam_13_a_field_by_another_servers_name(
         ("prompt_embeds", ["AAAA"], []),
         ("logits_processors", ["x"], None),
         ("lora_path", "x", ""),
+        ("top_n_sigma", 1.5, -1),
+        ("documents", [{"text": "a fact"}], []),
+        ("thinking_token_budget", 64, None),
     ],
 )
 def test_sam_13_samplers_that_are_not_served_are_refused_unless_they_are_off(
