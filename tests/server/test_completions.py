@@ -267,6 +267,21 @@ def test_log_06_special_tokens_of_the_prompt_are_echoed_and_counted(served: Live
     assert choice["logprobs"]["text_offset"][:2] == [0, 0]
 
 
+@pytest.mark.parametrize(("of_prompt", "of_echo"), [(1, 3), (3, 1), (0, 2), (2, 0)])
+def test_log_08_two_fields_that_score_the_prompt_do_not_mix(
+    served: Live, of_prompt: int, of_echo: int
+) -> None:
+    """LOG-08: each shows as many likeliest tokens as it was asked for, and the token itself."""
+    body = {"max_tokens": 0, "echo": True, "logprobs": of_echo}
+    both = served.complete("quick brown", **body, prompt_logprobs=of_prompt)["choices"][0]
+    assert both.pop("prompt_logprobs") == (
+        served.complete("quick brown", max_tokens=0, prompt_logprobs=of_prompt)["choices"][0][
+            "prompt_logprobs"
+        ]
+    )
+    assert both == served.complete("quick brown", **body)["choices"][0]
+
+
 @pytest.mark.parametrize("prompt", ["Your answer: Yes", "Y"])
 def test_log_07_scoring_without_generating(served: Live, prompt: str) -> None:
     """LOG-07."""

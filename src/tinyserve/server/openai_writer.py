@@ -38,7 +38,7 @@ class WriterOptions:
     continuous_usage: bool = False  # streams: the running usage in every chunk
     token_ids: bool = False
     tokens_as_ids: bool = False
-    prompt_logprobs: bool = False  # whole answers
+    prompt_logprobs: int | None = None  # whole answers: how many likeliest of a prompt's token
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -132,7 +132,7 @@ class OpenAIWriter(ABC):
         if self._options.token_ids:
             fields["prompt_token_ids"] = list(part.token_ids)
         scores = maker.prompt_logprobs(part)
-        if self._options.prompt_logprobs and scores is not None:
+        if self._options.prompt_logprobs is not None and scores is not None:
             fields["prompt_logprobs"] = self.prompt_logprobs(part.token_ids, scores)
         return fields
 
@@ -164,7 +164,8 @@ class OpenAIWriter(ABC):
         ]
 
     def _prompt_entry(self, token_id: int, score: SampledToken) -> dict[str, Any]:
-        ranked = [(i, p, rank) for rank, (i, p) in enumerate(score.top, start=1)]
+        top = score.top[: self._options.prompt_logprobs]  # an echo may have asked for more
+        ranked = [(i, p, rank) for rank, (i, p) in enumerate(top, start=1)]
         if all(i != token_id for i, _, _ in ranked):
             ranked.append((token_id, score.logprob or 0.0, score.rank or 0))
         return {

@@ -78,7 +78,7 @@ def writer_options(body: GenerationRequest) -> WriterOptions:
         continuous_usage=body.continuous_usage,
         token_ids=bool(body.return_token_ids),
         tokens_as_ids=bool(body.return_tokens_as_token_ids),
-        prompt_logprobs=body.prompt_logprobs is not None,
+        prompt_logprobs=body.prompt_logprobs,
     )
 
 
