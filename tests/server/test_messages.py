@@ -357,6 +357,17 @@ def test_what_claude_code_sends(served: Live, caplog: pytest.LogCaptureFixture) 
     assert "session" not in caplog.text
 
 
+@pytest.mark.parametrize("before", [[], [{"role": "assistant", "content": "yes?"}]])
+def test_instructions_may_come_last(served: Live, before: list[Any]) -> None:
+    """Claude Code 2.1 tells of its agents in a system message after the user's first."""
+    served.runner.says("done")
+    messages = [*HELLO, *before, {"role": "system", "content": "use the agents"}]
+    assert message(served, messages)["content"] == [{"type": "text", "text": "done"}]
+    assert count(served, messages) == chat_tokens(served, messages)
+    error = refused(served, messages=messages[-1:])
+    assert error["message"] == "messages must hold something to answer"
+
+
 @pytest.mark.parametrize(
     ("body", "path"),
     [

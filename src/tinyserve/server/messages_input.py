@@ -43,7 +43,7 @@ def read_conversation(
     for node in Node(list(messages), "messages").items():
         _message(node, conversation)
     result = conversation.messages()
-    if not result or result[-1]["role"] == "system":
+    if all(message["role"] == "system" for message in result):  # one may well come last
         raise RequestError("messages must hold something to answer", param="messages")
     is_open = result[-1]["role"] == "assistant"
     if is_open and "tool_calls" in result[-1]:
