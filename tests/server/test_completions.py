@@ -274,10 +274,13 @@ def test_log_08_two_fields_that_score_the_prompt_do_not_mix(
     """LOG-08: each shows as many likeliest tokens as it was asked for, and the token itself."""
     body = {"max_tokens": 0, "echo": True, "logprobs": of_echo}
     both = served.complete("quick brown", **body, prompt_logprobs=of_prompt)["choices"][0]
-    assert both.pop("prompt_logprobs") == (
-        served.complete("quick brown", max_tokens=0, prompt_logprobs=of_prompt)["choices"][0][
-            "prompt_logprobs"
-        ]
+    assert (
+        both.pop("prompt_logprobs")
+        == (
+            served.complete("quick brown", max_tokens=0, prompt_logprobs=of_prompt)["choices"][0][
+                "prompt_logprobs"
+            ]
+        )
     )
     assert both == served.complete("quick brown", **body)["choices"][0]
 

@@ -100,6 +100,55 @@ def test_template_refuses(messages: list[dict[str, Any]], reason: str) -> None:
     assert caught.value.param == "messages"
 
 
+ONE_SYSTEM = (
+    "{% for message in messages %}{% if message.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning') }}{% endif %}"
+    "{% if not loop.first and message.role == loop.previtem.role %}"
+    "{{ raise_exception('Roles must alternate') }}{% endif %}"
+    "[{{ message.role }}]{{ message.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([system("a"), system("b"), user("c")], "[system]a\n\nb[user]c"),
+        ([user("a"), system("b")], "[user]a\n\nb"),
+        (
+            [system("s"), user("a"), system("b"), user("c"), assistant("d")],
+            "[system]s[user]a\n\nb\n\nc[assistant]d",
+        ),
+        (
+            [user("a"), assistant("b"), system("c"), system("d"), user("e")],
+            "[user]a[assistant]b[user]c\n\nd\n\ne",
+        ),
+        (
+            [user("a"), assistant("b"), {"role": "developer", "content": "c"}],
+            "[user]a[assistant]b[user]c",
+        ),
+    ],
+)
+def test_late_instructions_where_the_template_refuses_them(
+    messages: list[dict[str, Any]], expected: str
+) -> None:
+    """CHAT-07: agents send them between the turns, and could not be used with such a model."""
+    assert render(ONE_SYSTEM, *messages) == expected
+    kept = "".join(f"[{m['role'].replace('developer', 'system')}]{m['content']}" for m in messages)
+    assert (
+        render("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}", *messages)
+        == kept
+    )
+
+
+def test_late_instructions_do_not_hide_why_a_template_refuses() -> None:
+    """CHAT-07."""
+    with pytest.raises(RequestError, match="at the beginning"):
+        render(ONE_SYSTEM, user("a"), system("b"), assistant("c"), assistant("d"))
+    going_on = [user("a"), system("b"), assistant("c")]
+    prompt = render(ONE_SYSTEM, *going_on, continue_final_message=True)
+    assert prompt == "[user]a\n\nb[assistant]c"
+
+
 def test_developer_is_system() -> None:
     """CHAT-07."""
     assert "<|im_start|>system\nx" in render(CHATML, {"role": "developer", "content": "x"})

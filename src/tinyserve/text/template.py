@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyserve.errors import ConfigError, RequestError
+from tinyserve.text.instructions import with_instructions_first
 from tinyserve.text.tool_prompt import (
     template_knows_calls,
     template_knows_tools,
@@ -99,6 +100,7 @@ class ChatTemplate:
         `continue_final_message`, which ends the prompt inside the last message instead.
         `template_kwargs` are further variables (`chat_template_kwargs` of a request). Where the
         template knows no `tools`, they are described in the system message (`text/tool_prompt.py`).
+        Where it refuses a conversation with late instructions, they join the user's words.
         Raises RequestError for a bad message, a contradiction, and whatever the template raises.
         """
         if add_generation_prompt and continue_final_message:
@@ -124,12 +126,30 @@ class ChatTemplate:
             if add_generation_prompt is None
             else add_generation_prompt,
         }
-        if tools and not template_knows_tools(source):
-            prompt = self._run_teaching(source, variables, chat, tools)
-        else:
-            variables["tools"] = list(tools) if tools else None
-            prompt = self._run(source, {**variables, "messages": chat})
+        try:
+            prompt = self._run_with_tools(source, variables, chat, tools)
+        except RequestError:
+            simpler = with_instructions_first(chat)
+            if simpler == chat:
+                raise
+            prompt = ""
+            with contextlib.suppress(RequestError):
+                prompt = self._run_with_tools(source, variables, simpler, tools)
+            if not prompt:
+                raise
         return _cut_at_marker(prompt, chat[-1]["content"]) if continue_final_message else prompt
+
+    def _run_with_tools(
+        self,
+        source: str,
+        variables: Mapping[str, Any],
+        chat: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> str:
+        if tools and not template_knows_tools(source):
+            return self._run_teaching(source, variables, chat, tools)
+        shown = list(tools) if tools else None
+        return self._run(source, {**variables, "tools": shown, "messages": chat})
 
     def _run_teaching(
         self,
