@@ -154,7 +154,7 @@ class DeltaMaker:
             scores = self._prompt_scores.get(part.request.request_id, [])
             for token_id, score in zip(part.token_ids, scores, strict=True):
                 choice.logprobs.append(self._scored(choice, token_id, score))
-                if self._tokenizer.is_special(token_id) and self._options.skip_special_tokens:
+                if token_id in self._tokenizer.special_ids and self._options.skip_special_tokens:
                     spelled = self._tokenizer.token_text(token_id)
                     choice.offsets.pass_over(spelled, part.echo_text)
         choice.offsets.jump_to(len(part.echo_text))
