@@ -100,6 +100,16 @@ def test_chat_13_words_of_the_user_open_nothing(served: Live) -> None:
     assert choice["message"]["content"] == "So."
 
 
+@pytest.mark.parametrize("said", ["hi", "think"])
+def test_chat_13_words_of_the_user_hide_no_marker(served: Live, said: str) -> None:
+    """The word stands in `<think>`, which the template writes after it."""
+    served.runner.says("Why?</think>So.")
+    choice, _ = both(served, [{"role": "user", "content": said}])
+    assert choice["message"] == {
+        "role": "assistant", "content": "So.", "reasoning_content": "Why?",
+    }  # fmt: skip
+
+
 def test_chat_13_raw_text_by_default() -> None:
     with live(make_engine(model={"chat_template": TEMPLATE})) as served:
         served.runner.says("Why?</think>So.")

@@ -155,3 +155,20 @@ def test_what_the_prompt_leaves_open(tail: str, expected: bool | None) -> None:
     assert thinking_after(prompt, messages) is expected
     if not tail.endswith("so far") and tail.count("<think>") < 2:
         assert thinking_after(f"<think>{tail}", []) is expected
+
+
+@pytest.mark.parametrize("said", ["hi", "think", "n", "I think", "<think>", "</think>", "so far"])
+@pytest.mark.parametrize("own", ["", "so far", "<think>\nso far", "<think>a</think>\nso far"])
+@pytest.mark.parametrize(
+    ("before", "expected"), [("", None), ("<think>\n", True), ("<think>\n\n</think>\n\n", False)]
+)
+def test_words_of_the_user_are_not_found_within_a_marker(
+    said: str, own: str, before: str, expected: bool | None
+) -> None:
+    """ "hi" stands in `<think>`; what a continued message says may repeat the user's words."""
+    messages = [{"role": "user", "content": [{"type": "text", "text": said}]}]
+    if own:
+        messages.append({"role": "assistant", "content": own})
+    if "<think>" in own:
+        expected = "</think>" not in own
+    assert thinking_after(f"<|user|>{said}<|assistant|>{before}{own}", messages) is expected

@@ -14,6 +14,7 @@ from tinyserve.errors import RequestError
 from tinyserve.text.grammar_spec import GrammarSpec
 from tinyserve.text.messages import MessageParser
 from tinyserve.text.reasoning import CLOSER, OPENER, ThinkReader
+from tinyserve.text.template import content_text
 from tinyserve.text.tool_formats import ToolFormat, detect_tool_format
 from tinyserve.text.tool_grammar import SpecialId, calls_grammar
 from tinyserve.text.tool_reader import CallReader
@@ -108,15 +109,38 @@ class MessageFormat:
         return MessageParser(reasoning=reasoning, tools=calls)
 
 
+# The markers while a prompt is searched: halves of characters, which no text holds.
+_MARKS = {OPENER: "\ud800", CLOSER: "\ud801"}
+
+
 def thinking_after(prompt: str, messages: Sequence[Mapping[str, Any]]) -> bool | None:
     """What a rendered prompt leaves: thinking that is open (True), closed (False), or none (None).
 
     What other people said in `messages` may hold markers too, so only the prompt's end counts: what
     follows the last message that is not the assistant's.
     """
+    prompt = _marked(prompt).rstrip()
+    last = messages[-1] if messages else {}
+    if last.get("role") == "assistant" and not prompt.endswith(tuple(_MARKS.values())):
+        own = _marked(content_text(last.get("content"), may_be_null=True))
+        cut = max(map(own.rfind, _MARKS.values()))
+        rest = own[cut + 1 :].strip()
+        if rest and prompt.endswith(rest):  # it is continued
+            if cut >= 0:
+                return own[cut] == _MARKS[OPENER]
+            prompt = prompt[: -len(rest)].rstrip()
+    if prompt.endswith(tuple(_MARKS.values())):
+        return prompt.endswith(_MARKS[OPENER])
     said = [m.get("content") for m in messages if m.get("role") != "assistant"]
-    last = said[-1].strip() if said and isinstance(said[-1], str) else ""
-    at = prompt.rfind(last) if last else -1
-    tail = prompt[at + len(last) :] if at >= 0 else prompt.rstrip()[-len(CLOSER) :]
-    opened, closed = tail.rfind(OPENER), tail.rfind(CLOSER)
+    others = _marked(content_text(said[-1], may_be_null=True)).strip() if said else ""
+    at = prompt.rfind(others) if others else -1
+    tail = prompt[at + len(others) :] if at >= 0 else ""
+    opened, closed = map(tail.rfind, _MARKS.values())
     return None if opened == closed == -1 else opened > closed
+
+
+def _marked(text: str) -> str:
+    """The text with its markers as one character each, so that no word is found within one."""
+    for marker, mark in _MARKS.items():
+        text = text.replace(marker, mark)
+    return text
