@@ -137,7 +137,7 @@ def test_calls_of_the_wrong_kind(calls: Any) -> None:
 def test_ids_that_a_template_would_refuse_are_replaced() -> None:
     """Mistral's templates want nine letters and digits, also of calls made elsewhere."""
     source = (
-        "{% for m in messages %}{% for call in m.tool_calls or [] %}"
+        "{{ tools or '' }}{% for m in messages %}{% for call in m.tool_calls or [] %}"
         "{% if call.id | length != 9 %}{{ raise_exception('length 9') }}{% endif %}"
         "{{ call.id }};{% endfor %}{{ m.tool_call_id }}{% endfor %}"
     )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tinyserve.errors import ConfigError, RequestError
 from tinyserve.text.instructions import with_instructions_first
+from tinyserve.text.template_forms import forms
 from tinyserve.text.tool_prompt import (
     template_knows_calls,
     template_knows_tools,
@@ -111,8 +112,8 @@ class ChatTemplate:
         _check_template_kwargs(template_kwargs or {})
         source = self.source_for(has_tools=bool(tools))
         chat = normalise_messages(messages)
-        if not template_knows_calls(source):
-            chat = with_calls_written_out(chat)
+        if not (template_knows_calls(source) and template_knows_tools(source)):
+            chat = with_calls_written_out(chat)  # as we teach to write them
         elif template_wants_short_ids(source):
             chat = with_short_ids(chat)
         if continue_final_message:
@@ -120,8 +121,7 @@ class ChatTemplate:
         variables = {
             **self._special_tokens,
             **(template_kwargs or {}),
-            "tools": None,
-            "documents": None,
+            "documents": list(documents) if documents else None,
             "add_generation_prompt": not continue_final_message
             if add_generation_prompt is None
             else add_generation_prompt,
@@ -148,8 +148,7 @@ class ChatTemplate:
     ) -> str:
         if tools and not template_knows_tools(source):
             return self._run_teaching(source, variables, chat, tools)
-        shown = list(tools) if tools else None
-        return self._run(source, {**variables, "tools": shown, "messages": chat})
+        return self._run_fitting(source, variables, chat, tools)
 
     def _run_teaching(
         self,
@@ -162,12 +161,30 @@ class ChatTemplate:
         the user's.
         """
         try:
-            return self._run(source, {**variables, "messages": with_tools(chat, tools)})
+            return self._run_fitting(source, variables, with_tools(chat, tools))
         except RequestError:
             if chat[0]["role"] == "system":
                 raise
-        messages = with_tools(chat, tools, in_user=True)
-        return self._run(source, {**variables, "messages": messages})
+        return self._run_fitting(source, variables, with_tools(chat, tools, in_user=True))
+
+    def _run_fitting(
+        self,
+        source: str,
+        variables: Mapping[str, Any],
+        chat: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
+        """Render the conversation in the first form that the template takes. Raises RequestError
+        with what it says of the conversation as it is.
+        """
+        first_error: RequestError | None = None
+        for messages, shown in forms(chat, tools):
+            try:
+                return self._run(source, {**variables, "messages": messages, "tools": shown})
+            except RequestError as error:
+                first_error = first_error or error
+        assert first_error is not None
+        raise first_error
 
     def _run(self, source: str, variables: Mapping[str, Any]) -> str:
         from tinyserve.text import sandbox  # imports jinja2, which start-up does not need

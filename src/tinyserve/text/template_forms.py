@@ -1,0 +1,99 @@
+"""One conversation with tools in the several forms that chat templates ask for.
+
+Templates disagree on what a call's arguments are (an object, or its JSON text), on how many calls a
+message may have, and on which fields of a tool are always there. Which of these a template is, only
+rendering tells: the first form is the conversation as it came, and the others are for templates
+that refuse it. Messages are normalised (`template.normalise_messages`). Renders nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+Objects = list[dict[str, Any]]
+Form = tuple[Objects, Objects | None]  # the messages, and the tools
+
+
+def forms(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
+) -> Iterator[Form]:
+    """The conversation as it is, then in each other form that differs from those before."""
+    original = [dict(message) for message in messages]
+    given = [dict(tool) for tool in tools] if tools else None
+    tried: list[Form] = []
+    for form in _every_form(original, given):
+        if form not in tried:
+            tried.append(form)
+            yield form
+
+
+def _every_form(messages: Objects, tools: Objects | None) -> Iterator[Form]:
+    yield messages, tools
+    tools = None if tools is None else [_with_all_fields(tool) for tool in tools]
+    with_objects = _with_arguments(messages, _as_object)
+    yield with_objects, tools
+    yield _with_single_calls(with_objects), tools
+    yield _with_arguments(messages, _as_text), tools
+
+
+def _with_all_fields(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool with the fields that may be left out: what it is for, and its parameters."""
+    function = tool["function"]
+    parameters = {"type": "object", "properties": {}, **(function.get("parameters") or {})}
+    if isinstance(parameters["properties"], Mapping):
+        parameters["properties"] = {
+            name: {"description": "", **schema} if isinstance(schema, Mapping) else schema
+            for name, schema in parameters["properties"].items()
+        }
+    return {**tool, "function": {"description": "", **function, "parameters": parameters}}
+
+
+def _with_arguments(messages: Objects, convert: Callable[[Any], Any]) -> Objects:
+    """The messages with the arguments of their calls converted."""
+    return [
+        {**message, "tool_calls": [_converted(call, convert) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
+def _converted(call: Mapping[str, Any], convert: Callable[[Any], Any]) -> dict[str, Any]:
+    function = call["function"]
+    return {**call, "function": {**function, "arguments": convert(function.get("arguments"))}}
+
+
+def _as_object(arguments: Any) -> Any:
+    """What a model wrote in place of an object, as the only member of one."""
+    if arguments is None:
+        return {}
+    return arguments if isinstance(arguments, Mapping) else {"arguments": arguments}
+
+
+def _as_text(arguments: Any) -> str:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _with_single_calls(messages: Objects) -> Objects:
+    """The messages with one call in each, followed by its result."""
+    result: Objects = []
+    rest = messages
+    while rest:
+        message, *rest = rest
+        calls = message.get("tool_calls") or []
+        if len(calls) < 2:
+            result.append(message)
+            continue
+        results = list(itertools.takewhile(lambda m: m["role"] == "tool", rest))
+        rest = rest[len(results) :]
+        for call in calls:
+            result.append({**message, "tool_calls": [call]})
+            message = {"role": "assistant", "content": ""}
+            own = [r for r in results if r.get("tool_call_id") == call.get("id")]
+            results = [r for r in results if r not in own]
+            result += own
+        result += results  # of no call that there is
+    return result
