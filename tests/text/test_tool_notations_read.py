@@ -199,6 +199,25 @@ def test_a_value_without_its_end_ends_at_the_next() -> None:
 
 
 @pytest.mark.parametrize(
+    "value",
+    [
+        "a </parameter> b",
+        "</parameter>",
+        "a</parameter></parameter>",
+        "  <p>\n  </parameter>\n  </p>",
+        "a</parameter> <parameter> </p\n</func",
+        "a</parameter>\n</p>",
+    ],
+)
+@pytest.mark.parametrize("end", ["\n</parameter>\n", "</parameter>\n", "</parameter>"])
+def test_a_value_may_hold_a_closing_tag(value: str, end: str) -> None:
+    """A file that is written, say, need not end with the first that stands in it."""
+    one = f"<parameter=s>\n{value}{end}<parameter=i>\n5{end}"
+    for text in (f"<function=f>\n{one}</function>", f"<function=f>\n{one}</tool_call>"):
+        assert found_in(QWEN3_CODER, text) == ("", [("f", {"s": value, "i": 5})])
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "<tool_call>no tag</tool_call>",

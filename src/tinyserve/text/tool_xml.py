@@ -10,7 +10,8 @@
 
 A value is the text between two line breaks, whatever it holds; the tool's schema tells which are
 strings, and those stream as they are written. Common slips are taken: the first line left out, a
-value without its closing tag.
+value without its closing tag. A closing tag on a line with text before it may be a part of that
+text: it ends the value only where another tag follows.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tinyserve.text.markers import num_held
-from tinyserve.text.tool_json import TOOL_NAME, Calls, NotACall, Reading, after_space
+from tinyserve.text.tool_json import SPACE, TOOL_NAME, Calls, NotACall, Reading
 from tinyserve.text.tool_values import STRING, as_json, quoted, within_quotes
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
 END_OF_CALL, END_OF_VALUE = "</function>", "</parameter>"
-_ENDS = (f"\n{END_OF_VALUE}", END_OF_VALUE, f"\n{PARAMETER}", f"\n{END_OF_CALL}")
+_ENDS = (f"\n{END_OF_VALUE}", f"\n{PARAMETER}", f"\n{END_OF_CALL}")
+_TAGS = (PARAMETER, END_OF_CALL, "</tool_call>")  # that follow a value
 _MAX_NAME = 256
 
 
@@ -54,10 +56,17 @@ def read_xml(calls: Calls) -> Reading[str]:
 
 def _tag(*tags: str) -> Reading[str]:
     """The tag that comes next, white space skipped; or what comes instead of one."""
-    held = yield from after_space()
+    return (yield from _space_and_tag(*tags))[1]
+
+
+def _space_and_tag(*tags: str) -> Reading[tuple[str, str]]:
+    """The same, after the white space."""
+    space = ""
+    while (held := (yield)) in SPACE:
+        space += held
     while held not in tags and any(tag.startswith(held) for tag in tags):
         held += yield
-    return held
+    return space, held
 
 
 def _until_bracket(limit: int | None = None) -> Reading[str]:
@@ -94,7 +103,13 @@ def _value(keep: Callable[[str], None]) -> Reading[str]:
             if held.endswith(end):
                 keep(held.removesuffix(end))
                 return end
-        certain = len(held) - num_held(held, _ENDS)
+        if held.endswith(END_OF_VALUE):
+            space, tag = yield from _space_and_tag(*_TAGS)
+            if tag in _TAGS:
+                keep(held.removesuffix(END_OF_VALUE))
+                return tag
+            held += space + tag
+        certain = len(held) - num_held(held, (*_ENDS, END_OF_VALUE))
         if certain:
             keep(held[:certain])
             held = held[certain:]
