@@ -138,6 +138,23 @@ def test_other_alphabets_in_schemas() -> None:
     assert not accepts(spec, '{"naïve \\"q\\"":"日","日":"😀"}')
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        regex(r"\d+"),
+        regex(r"[\d]+"),
+        regex(r"[+\d.-]+"),
+        regex(r"[^\D]+"),
+        schema({"type": "string", "pattern": r"^\d+$"}),
+    ],
+)
+def test_digits_are_those_of_ascii(spec: GrammarSpec) -> None:
+    quote = '"' if spec.kind == "json_schema" else ""
+    assert accepts(spec, f"{quote}0123456789{quote}")
+    for digits in ("٤٢", "🯸"):
+        assert not accepts(spec, f"{quote}{digits}{quote}")
+
+
 @pytest.mark.parametrize("pattern", [r"[\x00-\u2e7f]+", r"[^\x00-\x1f]*", r"\u65e5|\u{1f600}"])
 def test_ranges_by_escapes(pattern: str) -> None:
     """GD-09: accepted, and then meant."""

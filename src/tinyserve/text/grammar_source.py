@@ -96,8 +96,14 @@ def _bounded(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _regex_literal(regex: str) -> str:
-    """The expression as it stands between the slashes of a Lark terminal."""
-    return re.sub(r"(\\.)|/", lambda m: m[1] or r"\/", regex, flags=re.S).replace("\n", r"\n")
+    """The expression as it stands between the slashes of a Lark terminal.
+
+    Digits are those that everybody means, as in JSON schema; Unicode has hundreds of others, which
+    small models do write.
+    """
+    written = {"/": r"\/", r"\d": "[0-9]", r"\D": "[^0-9]"}  # within brackets, too
+    literal = re.sub(r"\\.|/", lambda m: written.get(m[0], m[0]), regex, flags=re.S)
+    return literal.replace("\n", r"\n")
 
 
 def _as_lark(spec: GrammarSpec) -> str:
