@@ -110,6 +110,16 @@ def test_chat_13_words_of_the_user_hide_no_marker(served: Live, said: str) -> No
     }  # fmt: skip
 
 
+def test_stop_strings_do_not_end_the_thinking(served: Live) -> None:
+    """Else an answer whose thinking repeats the words of the prompt would have no content."""
+    served.runner.says("Question: why?\n\nQuestion: how?\n</think>\n\nSo. Question: what?")
+    choice, _ = both(served, stop=["Question:", "\n\n"])
+    assert choice["message"]["reasoning_content"] == "Question: why?\n\nQuestion: how?"
+    assert choice["message"]["content"] == "So. "
+    assert choice["finish_reason"] == "stop"
+    assert choice["stop_reason"] == "Question:"
+
+
 def test_chat_13_raw_text_by_default() -> None:
     with live(make_engine(model={"chat_template": TEMPLATE})) as served:
         served.runner.says("Why?</think>So.")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tiny_tokenizers import IM_END, byte_level
 
 from tinyserve.text.output import TextOutput
+from tinyserve.text.reasoning import ThinkingSplit
 
 TOKENIZER = byte_level()
 EOS_ID = 2
@@ -80,3 +81,43 @@ def test_flush_inside_a_character() -> None:
     output = TextOutput(TOKENIZER)
     assert output.push(TOKENIZER.encode("é")[0]) == ""
     assert (output.flush(), output.flush()) == ("\ufffd", "")
+
+
+@given(
+    text=st.lists(
+        st.sampled_from(["<think>", "</think>", "<", "a", "b", " ", "\n"]), max_size=9
+    ).map("".join),
+    stops=st.lists(st.sampled_from(["a", "ab", "\n", "<", "</think>"]), max_size=2),
+    is_open=st.booleans(),
+    size=st.integers(1, 4),
+)
+def test_stop_strings_are_for_the_answer(
+    text: str, stops: list[str], is_open: bool, size: int
+) -> None:
+    """In the thinking, and in the space after it, they are words like any other."""
+    split = ThinkingSplit(is_open=is_open)
+    pieces = [split.push(text[i : i + size]) for i in range(0, len(text), size)]
+    thinking, answer = (
+        ("".join(parts) for parts in zip(*pieces, strict=True)) if pieces else ("", "")
+    )
+    held = split.flush()
+    assert thinking + answer + held == text
+    ids = TOKENIZER.encode(text)
+    taken, hit = run(ids, stops=stops, new_thinking=lambda: ThinkingSplit(is_open=is_open))
+    shown = "".join(taken)
+    assert text.startswith(shown)
+    if hit is None:
+        assert shown == text
+        assert not any(stop in answer for stop in stops)
+    else:
+        assert text[len(shown) :].startswith(hit)
+        assert len(shown) + len(hit) > len(thinking)
+
+
+def test_what_went_before_opens_the_thinking() -> None:
+    taken, hit = run(
+        TOKENIZER.encode("a</think>\n\nb\n\nc"),
+        stops=["a", "\n\n"],
+        new_thinking=lambda: ThinkingSplit(is_open=False, before="<think>x"),
+    )
+    assert ("".join(taken), hit) == ("a</think>\n\nb", "\n\n")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,7 @@ from tinyserve.text.grammar import Grammar, GrammarCompiler
 from tinyserve.text.grammar_spec import spec_of_options
 from tinyserve.text.message_format import MessageFormat
 from tinyserve.text.output import TextOutput
+from tinyserve.text.reasoning import ThinkingSplit
 from tinyserve.text.template import ChatTemplate
 from tinyserve.text.tokenizer import Tokenizer
 
@@ -109,6 +110,7 @@ class Intake:
         *,
         visible_ids: frozenset[int] = frozenset(),
         continues: bool = False,
+        new_thinking: Callable[[], ThinkingSplit] | None = None,
         grammar: Grammar | None = None,
         **extra: Any,
     ) -> EngineRequest:
@@ -116,7 +118,8 @@ class Intake:
 
         `params.max_tokens` None becomes the room that is left. `visible_ids`: special tokens that
         show in the text whatever `params` say. `continues`: the text goes on from the prompt's,
-        rather than begin a message. Without a `grammar` that of `params` is compiled here and now.
+        rather than begin a message. `new_thinking` makes what tells a choice's thinking from its
+        answer. Without a `grammar` that of `params` is compiled here and now.
         """
         params.check_vocab(self.limits.vocab_size)
         max_tokens = self.limits.max_tokens(len(prompt_token_ids), params)
@@ -138,6 +141,7 @@ class Intake:
                 skip_special_tokens=params.skip_special_tokens,
                 visible_ids=visible_ids,
                 keeps_space=keeps_space,
+                new_thinking=new_thinking,
             ),
             keeps_space=keeps_space,
             bad_words_ids=self._bad_words(params.bad_words),

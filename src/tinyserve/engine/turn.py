@@ -65,6 +65,7 @@ class Turn:
             params,
             visible_ids=form.visible_ids(self.tools, special_id),
             continues=self.continues,
+            new_thinking=form.thinking_splits(self.thinking),
             grammar=grammar,
         )
 

@@ -205,6 +205,7 @@ class Service:
                 context.identity.response_id,
                 continues=bool(body.continue_final_message),
                 visible_ids=context.visible_ids,
+                new_thinking=context.message_format.thinking_splits(context.thinking, context.echo),
                 grammar=await self._compiled(spec),
             )
 

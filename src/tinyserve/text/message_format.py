@@ -6,14 +6,14 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tinyserve.errors import RequestError
 from tinyserve.text.grammar_spec import GrammarSpec
 from tinyserve.text.messages import MessageParser
-from tinyserve.text.reasoning import CLOSER, OPENER, ThinkReader
+from tinyserve.text.reasoning import CLOSER, OPENER, ThinkingSplit, ThinkReader
 from tinyserve.text.template import content_text
 from tinyserve.text.tool_formats import ToolFormat, detect_tool_format
 from tinyserve.text.tool_grammar import SpecialId, calls_grammar
@@ -98,6 +98,17 @@ class MessageFormat:
         begins = self.starts_thinking(is_open)
         may_think = self.reads_thinking and is_open is None and not begins
         return replace(spec, after=CLOSER if begins else None, may_think=may_think)
+
+    def thinking_splits(
+        self, is_open: bool | None, before: str = ""
+    ) -> Callable[[], ThinkingSplit] | None:
+        """What makes a choice's `ThinkingSplit`, after a text `before` that is shown with it; None
+        where no thinking is read. `is_open` as in `starts_thinking`.
+        """
+        if not self.reads_thinking:
+            return None
+        begins = self.starts_thinking(is_open)
+        return lambda: ThinkingSplit(is_open=begins, before=before)
 
     def new_parser(self, tools: ToolUse | None, *, is_open: bool | None = None) -> MessageParser:
         """A parser of one message; `is_open` as in `starts_thinking`."""

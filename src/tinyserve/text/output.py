@@ -1,13 +1,14 @@
 """`TextOutput`: the text of one choice while it is generated. It composes detokenizer and stops.
 
 The engine's `TextOutput` (`engine/request.py`). It decides nothing about EOS, lengths or finish
-reasons.
+reasons. Stop strings are for the answer: where thinking is told from it, they mean nothing there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from tinyserve.text.reasoning import ThinkingSplit
 from tinyserve.text.stops import StopChecker, special_stops
 from tinyserve.text.tokenizer import Tokenizer
 
@@ -23,6 +24,7 @@ class TextOutput:
         "_include_stop",
         "_plain_texts",
         "_special_stops",
+        "_thinking",
         "stop_hit",
     )
 
@@ -35,6 +37,7 @@ class TextOutput:
         skip_special_tokens: bool = True,
         visible_ids: frozenset[int] = frozenset(),
         keeps_space: bool = False,
+        new_thinking: Callable[[], ThinkingSplit] | None = None,
     ) -> None:
         stops = tuple(stops)
         self._special_stops = special_stops(tokenizer, stops)
@@ -45,6 +48,7 @@ class TextOutput:
         )
         self._checker = StopChecker(stops, include_in_output=include_stop) if stops else None
         self._include_stop = include_stop
+        self._thinking = new_thinking() if stops and new_thinking is not None else None
         self._plain_texts = None if stops else self._detokenizer.plain_texts
         self.stop_hit: str | None = None
 
@@ -63,7 +67,7 @@ class TextOutput:
         if can_stop and token_id in self._special_stops:
             self.stop_hit = self._special_stops[token_id]
             return self.flush() + (self.stop_hit if self._include_stop else "")
-        text = self._checker.push(self._detokenizer.push(token_id), can_stop=can_stop)
+        text = self._check(self._checker, self._detokenizer.push(token_id), can_stop)
         self.stop_hit = self._checker.hit
         return text
 
@@ -72,4 +76,15 @@ class TextOutput:
         tail = self._detokenizer.flush()
         if self._checker is None:
             return tail
-        return self._checker.push(tail, can_stop=False) + self._checker.flush()
+        text = self._check(self._checker, tail, can_stop=False)
+        if self._thinking is not None:
+            text += self._checker.push(self._thinking.flush(), can_stop=False)
+        return text + self._checker.flush()
+
+    def _check(self, checker: StopChecker, text: str, can_stop: bool) -> str:
+        """What cannot be a part of a stop string."""
+        shown = ""
+        if self._thinking is not None:
+            thinking, text = self._thinking.push(text)
+            shown = checker.push(thinking, can_stop=False)
+        return shown + checker.push(text, can_stop=can_stop)

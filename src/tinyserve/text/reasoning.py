@@ -96,3 +96,41 @@ class ThinkReader:
                 self._state = "answer"
             return text
         return ""
+
+
+class ThinkingSplit:
+    """Cuts a message, as it was written, in two: its thinking with all that surrounds it, and its
+    answer. `before` is read first, and belongs to the message but not to what is pushed.
+    """
+
+    __slots__ = ("_held", "_is_answer", "_num_read", "_reader")
+
+    def __init__(self, *, is_open: bool, before: str = "") -> None:
+        self._reader = ThinkReader(is_open=is_open)
+        self._reader.push(before)
+        self._num_read = len(before)  # characters that went before what is held
+        self._held = ""
+        self._is_answer = False
+
+    def push(self, text: str) -> tuple[str, str]:
+        """(thinking, answer) that became certain: together, all that was pushed, in this order."""
+        if self._is_answer:
+            return "", text
+        self._held += text
+        self._reader.push(text)
+        end = self._reader.end
+        if end is None and not self._reader.is_reasoning:
+            return "", ""  # it may begin with the marker
+        answer = "" if end is None else self._held[max(0, end - self._num_read) :]
+        if end:
+            answer = answer.lstrip()
+        thinking = self._held[: len(self._held) - len(answer)]
+        self._num_read += len(thinking)
+        self._held = ""
+        self._is_answer = end == 0 or bool(answer)
+        return thinking, answer
+
+    def flush(self) -> str:
+        """What was held back, at the end of the text."""
+        held, self._held = self._held, ""
+        return held
