@@ -171,6 +171,25 @@ def test_reasoning_effort_is_a_variable_of_the_template(served: Live) -> None:
     assert response.json()["error"]["param"] == "reasoning_effort"
 
 
+def test_no_reasoning_effort_is_no_thinking() -> None:
+    template = (
+        "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
+        "{% else %}<think>\n{% endif %}"
+    )
+    settings = {"chat_template": template, "reasoning_parser": "auto"}
+    settings["default_chat_template_kwargs"] = {"enable_thinking": True}
+    with live(make_engine(model=settings)) as served:
+        served.runner.says("So.")
+        for field in ({"reasoning_effort": "low"}, {}):
+            assert both(served, **field)[0]["message"]["reasoning_content"] == "So."
+        own = {"chat_template_kwargs": {"enable_thinking": True}}
+        choice, _ = both(served, reasoning_effort="none", **own)
+        assert choice["message"]["reasoning_content"] == "So."
+        assert both(served, reasoning_effort="none")[0]["message"]["content"] == "So."
+        answer = ok(served.post("/v1/responses", input="hello", reasoning={"effort": "none"}))
+        assert [item["type"] for item in answer["output"]] == ["message"]
+
+
 def test_the_operators_template_variables() -> None:
     engine = make_engine(
         model={

@@ -33,6 +33,8 @@ def encode_chat(engine: Engine, body: ChatRequest) -> list[int]:
     kwargs = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+    if body.reasoning_effort == "none":
+        kwargs.setdefault("enable_thinking", False)  # as the templates of most models call it
     return intake.encode_chat(
         [message.for_template() for message in body.messages],
         tools=None if tools is None else tools.definitions,
