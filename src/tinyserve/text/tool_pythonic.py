@@ -97,9 +97,7 @@ def _value(char: str, keep: Callable[[str], None]) -> Reading[str]:
             continue
         elif char in "'\"":
             keep(f'{comma}"')
-            yield from _string(char, keep)
-            keep('"')
-            char = yield from after_space()
+            char = yield from _string(char, keep)
         else:
             word, char = yield from _word(char)
             if not word:
@@ -147,19 +145,41 @@ def _literal(word: str) -> str:
     return quoted(word)
 
 
-def _string(quote: str, keep: Callable[[str], None]) -> Reading[None]:
-    """The inside of a string, up to its closing quote, as the inside of one in JSON."""
-    while (char := (yield)) != quote:
-        if char != "\\":
-            keep(within_quotes(char))
-            continue
+def _string(quote: str, keep: Callable[[str], None]) -> Reading[str]:
+    """A string, from its opening quote on, as the rest of one in JSON; the first character after
+    it, spaces skipped. Three quotes open one that ends with three.
+    """
+    closing, char = quote, (yield)
+    if char == quote:
         char = yield
-        if char in _HEX:
-            keep((yield from _character(char)))
-        elif char in _ESCAPES:
-            keep(_ESCAPES[char])
-        else:
-            keep(within_quotes(char if char in "\\'\"" else f"\\{char}"))
+        if char != quote:  # it was an empty one
+            keep('"')
+            return char if char not in SPACE else (yield from after_space())
+        closing, char = quote * 3, (yield)
+    quotes = ""  # that may be closing
+    while True:
+        if char == quote:
+            quotes += char
+            if quotes == closing:
+                break
+            char = yield
+            continue
+        keep(within_quotes(quotes))
+        quotes = ""
+        keep((yield from _escape()) if char == "\\" else within_quotes(char))
+        char = yield
+    keep('"')
+    return (yield from after_space())
+
+
+def _escape() -> Reading[str]:
+    """What a backslash and the characters after it stand for, within quotes."""
+    char = yield
+    if char in _HEX:
+        return (yield from _character(char))
+    if char in _ESCAPES:
+        return _ESCAPES[char]
+    return within_quotes(char if char in "\\'\"" else f"\\{char}")
 
 
 def _character(kind: str) -> Reading[str]:
