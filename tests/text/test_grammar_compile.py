@@ -57,6 +57,11 @@ def refusal(spec: GrammarSpec) -> str:
             ['{"name":"x"}', '{"age":3,"name":"x"}', '{"name":"x","age":"3"}', "[]", " {}", "{} "],
         ),
         (
+            schema({"properties": {"a": {"items": {"type": "integer"}}}, "required": ["a"]}),
+            ['{"a": [1, 2]}'],
+            ["5", '"a"', '{"a": 5}', '{"a": {}}', "{}"],
+        ),
+        (
             GrammarSpec("json_object"),
             ["{}", '{"a": [1, {"b": null}], "c": "\\n"}'],
             ["[]", '"a"', "1", "{", '{"a"}', ""],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tinyserve.errors import RequestError
-from tinyserve.text.grammar_schema import with_additional, with_closed_objects
+from tinyserve.text.grammar_schema import with_additional, with_closed_objects, with_types
 from tinyserve.text.grammar_source import MAX_MULTIPLE, WHITESPACE, source_of
 from tinyserve.text.grammar_spec import GrammarSpec, spec_of_options
 
@@ -143,6 +143,34 @@ def test_objects_are_closed_where_that_contradicts_nothing(schema: Any, is_close
         assert closed == {**schema, "additionalProperties": False}
     else:
         assert closed == schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "kind"),
+    [
+        ({"properties": {"a": {}}}, "object"),
+        ({"required": ["a"]}, "object"),
+        ({"items": {"type": "string"}}, "array"),
+        ({"maxLength": 5}, "string"),
+        ({"minimum": 1}, "number"),
+        ({}, None),
+        ({"description": "any"}, None),
+        ({"minLength": 1, "minimum": 1}, None),  # of two types: any value may be meant
+        ({"enum": [1, None], "minimum": 1}, None),
+        ({"$ref": "#/$defs/a", "properties": {}}, None),
+        ({"anyOf": [{"type": "null"}], "required": []}, None),
+    ],
+)
+def test_a_schema_without_a_type_means_the_one_it_is_about(
+    schema: dict[str, Any], kind: str | None
+) -> None:
+    assert with_types(schema).get("type") == kind
+    assert with_types({"items": [schema]})["items"][0].get("type") == kind
+    assert with_types({"properties": {"b": schema}})["properties"]["b"].get("type") == kind
+    assert with_types({**schema, "type": "null"})["type"] == "null"
+    for key in ("const", "default", "allOf"):
+        value = [schema]
+        assert with_types({key: value})[key] == value
 
 
 def test_objects_are_closed_at_every_depth_but_not_in_data() -> None:

@@ -3,7 +3,7 @@
 Objects that say nothing of further properties are closed: JSON schema leaves them open, and a model
 that may add a property after the last one often never ends. They stay open where closing could
 contradict the schema, so what is generated satisfies it. An explicit `additionalProperties` always
-stands.
+stands. In the same way a schema that names no type means the one that its keywords are about.
 """
 
 from __future__ import annotations
@@ -25,6 +25,16 @@ _IDLE: dict[str, tuple[Any, ...]] = {
     "unevaluatedItems": ({}, True),
 }
 
+_ABOUT: dict[str, frozenset[str]] = {
+    "object": frozenset(("properties", "patternProperties", "additionalProperties", "required")),
+    "array": frozenset(("items", "prefixItems", "minItems", "maxItems")),
+    "string": frozenset(("pattern", "minLength", "maxLength")),
+    "number": frozenset(
+        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+    ),
+}
+_SAYING_WHAT = frozenset(("type", "enum", "const", "$ref", "allOf", "anyOf", "oneOf"))
+
 
 def without_idle(schema: Any) -> Any:
     """The schema without keywords that ask for nothing. May raise RecursionError."""
@@ -40,6 +50,30 @@ def without_idle(schema: Any) -> Any:
             result[key] = value
         elif not any(type(value) is type(idle) and value == idle for idle in _IDLE.get(key, ())):
             result[key] = without_idle(value)
+    return result
+
+
+def with_types(schema: Any) -> Any:
+    """The schema with a `type` wherever it has none, but keywords of one type only.
+
+    JSON schema lets any other value pass such keywords. Nobody means that, and models then write
+    numbers in place of objects. Parts of `allOf` leave it to each other.
+    """
+    if isinstance(schema, list):
+        return [with_types(item) for item in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    result: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _VERBATIM or key == "allOf":
+            result[key] = value
+        elif key in _MAPS and isinstance(value, Mapping):
+            result[key] = {name: with_types(inner) for name, inner in value.items()}
+        else:
+            result[key] = with_types(value)
+    kinds = [kind for kind, keywords in _ABOUT.items() if not keywords.isdisjoint(schema)]
+    if len(kinds) == 1 and _SAYING_WHAT.isdisjoint(schema):
+        result["type"] = kinds[0]
     return result
 
 

@@ -16,6 +16,7 @@ from tinyserve.text.grammar_schema import (
     is_exact,
     with_additional,
     with_closed_objects,
+    with_types,
     without_idle,
 )
 
@@ -111,7 +112,7 @@ def json_schema_spec(schema: Any, param: str, style: JsonStyle | None = None) ->
         raise RequestError(f"{param} must be a JSON schema, which is an object", param=param)
     try:
         has_exact_numbers = is_exact(schema)
-        schema = (style or JsonStyle()).apply(without_idle(schema))
+        schema = (style or JsonStyle()).apply(with_types(without_idle(schema)))
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"{param} is not JSON: {error}", param=param) from None

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tinyserve.text.grammar_schema import without_idle
+from tinyserve.text.grammar_schema import with_types, without_idle
 
 # OpenAI: a function without parameters takes none.
 NO_PARAMETERS: Mapping[str, Any] = {
@@ -36,8 +36,8 @@ def arguments_schema(
     """What a function's arguments follow, always an object. Raises RecursionError if too deep."""
     schema = NO_PARAMETERS if parameters is None else parameters
     if is_strict:
-        return {**without_idle(schema), "x-guidance": STYLE}
-    cleaned: dict[str, Any] = _cleaned(schema)
+        return {**with_types(without_idle(schema)), "x-guidance": STYLE}
+    cleaned: dict[str, Any] = with_types(_cleaned(schema))
     return {**cleaned, "type": "object", "x-guidance": {**STYLE, "lenient": True}}
 
 
