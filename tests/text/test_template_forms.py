@@ -102,6 +102,31 @@ def test_fields_of_a_tool_that_may_be_left_out(function: dict[str, Any], shown: 
     assert render(FULL, USER, tools=[tool(**function)]).startswith(shown)
 
 
+@pytest.mark.parametrize(
+    ("schema", "shown"),
+    [
+        ({"type": ["null", "string"]}, "string"),
+        ({"type": ["null"]}, "null"),
+        ({"type": "array", "items": {"type": ["integer", "null"]}}, "array integer"),
+        ({"type": "array", "items": True, "description": None}, "array"),
+        ({"type": "object", "properties": {"b": {"type": ["number", "null"]}}}, "object number"),
+        (True, ""),
+    ],
+)
+def test_schemas_that_a_template_stumbles_over(schema: Any, shown: str) -> None:
+    """Hermes' templates recurse without end over a list of types with null in it."""
+    source = (
+        "{% macro show(p) %}{{ p.description + '' }}{{ '' + (p.type or '') }}"
+        "{% if 'items' in p %} {{ p['items'].type }}{% endif %}"
+        "{% for name, inner in (p.properties or {})|items %} {{ show(inner) }}{% endfor %}"
+        "{% endmacro %}{% for t in tools %}{{ show(t.function.parameters.properties.a) }}"
+        "{% endfor %}{# m.tool_calls #}"
+    )
+    properties = {"a": schema, "b": {}}
+    parameters = {"type": "object", "properties": properties, "required": None}
+    assert render(source, USER, tools=[tool(parameters=parameters)]).split() == shown.split()
+
+
 def test_a_template_that_takes_the_conversation_as_it_is_gets_it_so() -> None:
     source = "{{ tools|tojson }}{% for m in messages %}{{ m|tojson }}{% endfor %}{# tool_calls #}"
     prompt = render(source, USER, turn("oops", "5"), tools=[tool()])

@@ -1,7 +1,7 @@
 """One conversation with tools in the several forms that chat templates ask for.
 
 Templates disagree on what a call's arguments are (an object, or its JSON text), on how many calls a
-message may have, and on which fields of a tool are always there. Which of these a template is, only
+message may have, and on what a tool's schema always or never holds. What a template wants, only
 rendering tells: the first form is the conversation as it came, and the others are for templates
 that refuse it. Messages are normalised (`template.normalise_messages`). Renders nothing.
 """
@@ -32,23 +32,32 @@ def forms(
 
 def _every_form(messages: Objects, tools: Objects | None) -> Iterator[Form]:
     yield messages, tools
-    tools = None if tools is None else [_with_all_fields(tool) for tool in tools]
+    tools = None if tools is None else [_plain_tool(tool) for tool in tools]
     with_objects = _with_arguments(messages, _as_object)
     yield with_objects, tools
     yield _with_single_calls(with_objects), tools
     yield _with_arguments(messages, _as_text), tools
 
 
-def _with_all_fields(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool with the fields that may be left out: what it is for, and its parameters."""
+def _plain_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool with the fields that may be left out, and one type for each parameter."""
     function = tool["function"]
-    parameters = {"type": "object", "properties": {}, **(function.get("parameters") or {})}
-    if isinstance(parameters["properties"], Mapping):
-        parameters["properties"] = {
-            name: {"description": "", **schema} if isinstance(schema, Mapping) else schema
-            for name, schema in parameters["properties"].items()
-        }
+    parameters = {"type": "object", "properties": {}, **_plain(function.get("parameters"))}
     return {**tool, "function": {"description": "", **function, "parameters": parameters}}
+
+
+def _plain(schema: Any) -> dict[str, Any]:
+    if not isinstance(schema, Mapping):
+        return {}
+    result = {key: value for key, value in schema.items() if value is not None}
+    if isinstance(result.get("type"), list):
+        result["type"] = next((kind for kind in result["type"] if kind != "null"), "null")
+    if "items" in result:
+        result["items"] = _plain(result["items"])
+    if isinstance(result.get("properties"), Mapping):
+        properties = {name: _plain(inner) for name, inner in result["properties"].items()}
+        result["properties"] = {name: {"description": "", **p} for name, p in properties.items()}
+    return result
 
 
 def _with_arguments(messages: Objects, convert: Callable[[Any], Any]) -> Objects:
