@@ -209,6 +209,17 @@ def test_no_more_calls_than_allowed(form: ToolFormat) -> None:
     assert whole(form, text, max_calls=1) == ("", [("f", '{"i": 1}')])
 
 
+@every_format
+@pytest.mark.parametrize("before", ["", "Thinking. "])
+def test_a_demanded_call_that_is_cut_off_is_no_text(form: ToolFormat, before: str) -> None:
+    """Nobody should be shown the half of a call, or of the tag that closes one."""
+    before = "" if form.bare else before  # such calls stand at the beginning
+    text = before + write_calls(form, [("f", {"a": "b"})] * 2)
+    for end in range(len(before), len(text)):
+        parts = read(new_reader(form, demands_calls=True), [text[:end]])
+        assert text_in(parts) in (before, before.strip())
+
+
 def test_a_deeply_nested_call_is_read_like_any_other() -> None:
     deep = "[" * 50_000 + "]" * 50_000
     text = f'<tool_call>{{"name": "f", "arguments": {{"a": {deep}}}}}</tool_call>'

@@ -116,7 +116,12 @@ class MessageFormat:
         if self.reads_thinking:
             reasoning = ThinkReader(is_open=self.starts_thinking(is_open))
         if tools is not None and self.tools is not None:
-            calls = CallReader(self.tools, tools.functions, max_calls=tools.max_calls)
+            calls = CallReader(
+                self.tools,
+                tools.functions,
+                max_calls=tools.max_calls,
+                demands_calls=tools.is_forced,
+            )
         return MessageParser(reasoning=reasoning, tools=calls)
 
 

@@ -24,7 +24,8 @@ class CallReader:
     """Reads one message. `functions` are those that there are.
 
     Calls beyond `max_calls` are left out. A call of a function that is not there is passed on,
-    for the client to answer, but where nothing but its shape marks a call, it is text.
+    for the client to answer, but where nothing but its shape marks a call, it is text. With
+    `demands_calls` the end of a message is no text where it could still have become a call.
     """
 
     def __init__(
@@ -33,11 +34,13 @@ class CallReader:
         functions: Sequence[Function],
         *,
         max_calls: int | None = None,
+        demands_calls: bool = False,
         new_id: Callable[[], str] | None = None,
     ) -> None:
         self._format = form
         self._functions = {function.name: function for function in functions}
         self._max_calls = max_calls
+        self._demands_calls = demands_calls
         self._new_id = new_id or form.new_id
         self.num_calls = 0
         self.opener = ""
@@ -68,11 +71,11 @@ class CallReader:
         """What was held back, at the end of the text."""
         if self._reading is not None:
             self._reading = None
-            if not self._has_begun and not self._is_between:
+            if not (self._has_begun or self._is_between or self._demands_calls):
                 self._show("".join(self._raw))
-        if self._held:
+        if self._held and not self._demands_calls:
             self._show(self._held)
-            self._held = ""
+        self._held = ""
         if self._space and not self.num_calls:
             self._parts.append(TextPart(self._space))
         self._space = ""
