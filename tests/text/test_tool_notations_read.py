@@ -191,6 +191,9 @@ CALL = "<function=f>\n<parameter=i>\n5\n</parameter>\n</function>"
         "<tool_call><function=f><parameter=i>5</parameter></function></tool_call>",
         "<tool_call>\n<function=f>\n<parameter=i>\n5\n</function>\n</tool_call>",
         "<tool_call>\n<function=f>\n<parameter=i>\n5\n</parameter>\n</tool_call>",
+        '<function=f>{"i": 5}</function>',
+        '<tool_call>\n<function=f>\n{"i": 5}\n</function>\n</tool_call>',
+        '<function=f>{"i": 5}\n</tool_call>',
         '<tool_call>\n<function="f">\n<parameter="i">\n 5 \n</parameter>\n</function>',
     ],
 )

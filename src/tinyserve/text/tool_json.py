@@ -117,6 +117,12 @@ def arguments_object(calls: Calls, name: str) -> Reading[None]:
     calls.end()
 
 
+def rest_of_arguments(calls: Calls) -> Reading[None]:
+    """The arguments of a call that has begun; their opening brace has been read."""
+    yield from _checked_container("{", calls.arguments, lambda: None)
+    calls.end()
+
+
 def _begins(calls: Calls, name: str) -> Callable[[], None]:
     return lambda: calls.begin(name)
 

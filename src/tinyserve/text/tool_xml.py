@@ -10,8 +10,9 @@
 
 A value is the text between two line breaks, whatever it holds; the tool's schema tells which are
 strings, and those stream as they are written. Common slips are taken: the first line left out, a
-value without its closing tag. A closing tag on a line with text before it may be a part of that
-text: it ends the value only where another tag follows.
+value without its closing tag; arguments as one JSON object, too (Functionary 3.1). A closing tag
+on a line with text before it may be a part of that text: it ends the value only where another tag
+follows.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tinyserve.text.markers import num_held
-from tinyserve.text.tool_json import SPACE, TOOL_NAME, Calls, NotACall, Reading
+from tinyserve.text.tool_json import SPACE, TOOL_NAME, Calls, NotACall, Reading, rest_of_arguments
 from tinyserve.text.tool_values import STRING, as_json, quoted, within_quotes
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
@@ -40,6 +41,10 @@ def read_xml(calls: Calls) -> Reading[str]:
     calls.begin(name)
     before = "{"
     tag = yield from _tag(PARAMETER, END_OF_CALL)
+    if tag == "{":
+        yield from rest_of_arguments(calls)
+        tag = yield from _tag(END_OF_CALL)
+        return "" if tag == END_OF_CALL else tag
     while tag == PARAMETER:
         key = (yield from _until_bracket()).strip("\"' ")
         calls.arguments(f"{before}{quoted(key)}: ")
