@@ -203,6 +203,18 @@ def test_the_operators_template_variables() -> None:
         assert num_prompt_tokens(served, chat_template_kwargs={"more": "c"}) == num_tokens("abc")
 
 
+def test_documents_are_for_templates_that_show_them(served: Live) -> None:
+    documents = [{"title": "a", "text": "bc"}]
+    response = served.post(PATH, messages=HELLO, documents=documents)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "documents"
+    assert num_prompt_tokens(served, documents=[]) == num_prompt_tokens(served)
+    with live(make_engine(model={"chat_template": "{{ documents[0].text }}"})) as showing:
+        assert num_prompt_tokens(showing, documents=documents) == num_tokens("bc")
+        counted = ok(showing.post("/tokenize", messages=HELLO, documents=documents))
+        assert counted["count"] == num_tokens("bc")
+
+
 def test_chat_08_a_template_of_the_request_needs_trust(served: Live) -> None:
     body = {"messages": HELLO, "chat_template": "{{ messages[0].content }}"}
     refused = served.post(PATH, **body)

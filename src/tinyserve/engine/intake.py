@@ -83,6 +83,7 @@ class Intake:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
@@ -96,6 +97,7 @@ class Intake:
         text = (template or self.tokenizer.chat_template).render(
             messages,
             tools=tools,
+            documents=documents,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs={**self.template_kwargs, **(template_kwargs or {})},

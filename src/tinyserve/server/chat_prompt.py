@@ -40,6 +40,7 @@ def encode_chat(engine: Engine, body: ChatRequest) -> list[int]:
         tools=None if tools is None else tools.definitions,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
+        documents=body.documents,
         template_kwargs=kwargs,
         template=template,
     )

@@ -153,6 +153,7 @@ class ChatRequest(GenerationRequest):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: Annotated[list[dict[str, Any]], FAST] | None = None
     reasoning_effort: str | None = None
     echo: bool | None = None
 

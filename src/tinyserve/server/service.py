@@ -350,5 +350,6 @@ def prompt_size(body: ChatRequest) -> int:
     size += sum(len(m.content) for m in body.messages if isinstance(m.content, str))
     others = [m.content for m in body.messages if not isinstance(m.content, str)]
     calls = [m.tool_calls for m in body.messages if m.tool_calls]
-    values = [*others, *calls, body.tools, body.chat_template_kwargs, body.chat_template]
+    shown = (body.tools, body.documents, body.chat_template_kwargs, body.chat_template)
+    values = (*others, *calls, *shown)
     return size + size_of(body) + sum(len(str(value)) for value in values if value)

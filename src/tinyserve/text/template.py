@@ -112,6 +112,11 @@ class ChatTemplate:
             )
         _check_template_kwargs(template_kwargs or {})
         source = self.source_for(has_tools=bool(tools))
+        if documents and "documents" not in source:
+            raise RequestError(
+                "this model's chat template shows no documents; put them into a message",
+                param="documents",
+            )
         chat = normalise_messages(messages)
         if not (template_knows_calls(source) and template_knows_tools(source)):
             chat = with_calls_written_out(chat)  # as we teach to write them

@@ -28,6 +28,7 @@ _CHAT_FIELDS = (
     "continue_final_message",
     "chat_template",
     "chat_template_kwargs",
+    "documents",
     "reasoning_effort",
 )
 
@@ -47,6 +48,7 @@ class TokenizeRequest(BaseModel):
     continue_final_message: bool | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[Any] | None = None
     reasoning_effort: str | None = None
 
 
