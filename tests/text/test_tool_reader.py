@@ -183,6 +183,20 @@ def test_an_unannounced_call_must_name_a_function_that_is_there() -> None:
     assert whole(LLAMA3_JSON, f"<|python_tag|>{text}") == ("", [("Ada", '{"born": 1815}')])
 
 
+@pytest.mark.parametrize("form", [LLAMA3_JSON, PYTHONIC])
+def test_an_unannounced_call_may_follow_some_words(form: ToolFormat) -> None:
+    """Llama 3 often says first what it is going to do. Within a line it speaks of a call."""
+    call = write_calls(form, [("f", {"a": 1})])
+    for before in ("I will look.\n\n", "First:\n  ", "```json\n", "{}\n", "[\n"):
+        shown, found = whole(form, f"{before}{call}")
+        assert (shown, found) == (before.strip(), [("f", '{"a": 1}')])
+        parts = read(new_reader(form), list(f"{before}{call}\nDone."))
+        assert text_in(parts).split() == [*before.split(), "Done."]
+    unknown = write_calls(form, [("unknown", {"a": 1})])
+    for text in (f"I call {call}", f"Look:\n{unknown}\n  [0]\n{{}}"):
+        assert whole(form, text) == (text, [])
+
+
 def test_an_answer_in_json_is_not_held_back() -> None:
     reader = new_reader(LLAMA3_JSON)
     assert reader.push('{"city": ') == [TextPart('{"city":')]

@@ -51,7 +51,7 @@ class ToolFormat:
     """One way to write calls.
 
     `openers` announce a call anywhere in a text, `closers` end one; both may be special tokens of a
-    model, `markers` are all that may be. `bare`: a text may also begin with a call, unannounced,
+    model, `markers` are all that may be. `bare`: a line may also begin with a call, unannounced,
     by this character. `read` reads what follows the announcement and returns what it read beyond
     the calls. `call` is a call's text around (name as JSON, arguments), the arguments written in a
     `notation`; calls are set between `first` and `last` with `separator` between them.

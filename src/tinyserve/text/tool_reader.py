@@ -7,6 +7,7 @@ no content. Where no call comes of it, the text is shown exactly as it was.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from tinyserve.text.markers import num_held
@@ -50,7 +51,7 @@ class CallReader:
         self._held = ""
         self._space = ""
         self._has_text = False
-        self._is_start = True
+        self._begins_line = True  # what comes next, blanks aside
         # As a call: what reads it, and what to show as text if it turns out to be none.
         self._reading: Reading[str] | None = None
         self._raw: list[str] = []
@@ -85,31 +86,39 @@ class CallReader:
 
     def _read_text(self, text: str) -> str:
         """Show what is text; the rest, from where a call may begin."""
-        if self._is_start and self._format.bare:
-            stripped = text.lstrip()
-            self._space += text[: len(text) - len(stripped)]
-            if not stripped:
-                return ""
-            text = stripped
-            if text[0] == self._format.bare:
-                self._is_start = False
-                self._start("", is_bare=True)
-                return text
         markers = (*self._format.openers, *self._format.closers)
         hits = [(at, marker) for marker in markers if (at := text.find(marker)) >= 0]
+        if (bare_at := self._bare_at(text)) is not None:
+            hits.append((bare_at, ""))
         if not hits:
             shown = len(text) - num_held(text, markers)
             self._held = text[shown:]
-            self._show(text[:shown])
+            self._read_on(text[:shown])
             return ""
         at, marker = min(hits, key=lambda hit: (hit[0], -len(hit[1])))
-        self._show(text[:at])
-        self._is_start = False
-        if marker in self._format.openers:
-            self._start(marker, is_bare=False)
+        self._read_on(text[:at])
+        self._begins_line = False
+        if not marker or marker in self._format.openers:
+            self._start(marker, is_bare=not marker)
         elif not self.num_calls:
             self._show(marker)  # closes nothing
         return text[at + len(marker) :]
+
+    def _bare_at(self, text: str) -> int | None:
+        """Where a line begins as an unannounced call does."""
+        bare = self._format.bare
+        if not bare:
+            return None
+        if self._begins_line and text.lstrip().startswith(bare):
+            return text.index(bare)
+        found = re.search(rf"\n\s*{re.escape(bare)}", text)
+        return None if found is None else found.end() - 1
+
+    def _read_on(self, text: str) -> None:
+        """Show what cannot be a call."""
+        self._show(text)
+        _, line, rest = text.rpartition("\n")
+        self._begins_line = not rest.strip() and (bool(line) or self._begins_line)
 
     def _show(self, text: str) -> None:
         text = self._space + text
@@ -120,7 +129,6 @@ class CallReader:
         if self.num_calls and not self._has_text:
             stripped = stripped.lstrip()
         self._has_text = True
-        self._is_start = False
         self._parts.append(TextPart(stripped))
 
     # Calls
