@@ -212,6 +212,29 @@ def test_llama_calls_in_a_row() -> None:
     assert whole(LLAMA3_JSON, broken) == ('{"name": 5}', [("f", "{}")])
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"function": "f", "parameters": {"a": 1}}',
+        '{"type": "function", "function": {"name": "f", "arguments": {"a": 1}}}',
+        '{"function": {"arguments": {"a": 1}, "name": "f"}, "id": {"name": "g"}, "type": "x"}',
+    ],
+)
+def test_a_call_in_the_shape_of_a_tool(text: str) -> None:
+    assert whole(LLAMA3_JSON, text) == ("", [("f", '{"a": 1}')])
+    assert whole(LLAMA3_JSON, f"{text}; {text}") == ("", [("f", '{"a": 1}')] * 2)
+    assert whole(HERMES, f"<tool_call>{text}</tool_call>") == ("", [("f", '{"a": 1}')])
+    assert whole(MISTRAL, f"[TOOL_CALLS][{text}]") == ("", [("f", '{"a": 1}')])
+
+
+def test_a_tool_is_no_call() -> None:
+    """Nor is anything deeper."""
+    tool = '{"type": "function", "function": {"name": "g", "parameters": {"type": "object"}}}'
+    nested = '{"function": ' * 500 + '{"name": "f"}' + "}" * 500
+    for text in (tool, nested, '{"function": {"description": "?"}}', '{"function": {}}'):
+        assert whole(LLAMA3_JSON, text) == (text, [])
+
+
 def test_mistrals_newer_form() -> None:
     text = 'Hm.[TOOL_CALLS]f[CALL_ID]abc123456[ARGS]{"a": 1}[TOOL_CALLS]get_weather{"b": {}}'
     assert whole(MISTRAL, text) == ("Hm.", [("f", '{"a": 1}'), ("get_weather", '{"b": {}}')])

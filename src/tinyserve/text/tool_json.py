@@ -70,14 +70,15 @@ def after_space() -> Reading[str]:
             return char
 
 
-def call_object(calls: Calls) -> Reading[None]:
+def call_object(calls: Calls, *, is_inner: bool = False) -> Reading[None]:
     """An object with a name and arguments, in any order, beside other members.
 
-    Its opening brace has been read; it ends with the closing one.
+    Its opening brace has been read; it ends with the closing one. Some models call the name
+    "function", or put the call itself there, as the tools that they are shown have it.
     """
     name: str | None = None
     early: list[str] | None = None  # arguments that came before the name
-    has_begun = False
+    has_begun = has_inner = False
     char = yield from after_space()
     while char != "}":
         if char != '"':
@@ -87,7 +88,13 @@ def call_object(calls: Calls) -> Reading[None]:
         if (yield from after_space()) != ":":
             raise NotACall
         char = yield from after_space()
-        if key == "name" and name is None and char == '"':
+        if key == "function" and char == "{" and not (is_inner or has_inner or name):
+            has_inner = True
+            yield from call_object(calls, is_inner=True)
+            char = yield from after_space()
+        elif has_inner:
+            char = yield from _value(char, _ignore)
+        elif key in ("name", "function") and name is None and char == '"':
             name = yield from _string()
             char = yield from after_space()
         elif key in ARGUMENT_KEYS and not has_begun and early is None:
@@ -103,6 +110,8 @@ def call_object(calls: Calls) -> Reading[None]:
             char = yield from after_space()
         elif char != "}":
             raise NotACall
+    if has_inner:
+        return
     if name is None:
         raise NotACall
     if not has_begun:

@@ -18,7 +18,7 @@ from tinyserve.text.tool_use import Function
 from tinyserve.text.tool_values import parameter_types
 
 # What an unannounced call may hold; other objects are answers, to be shown without delay.
-BARE_KEYS = ("name", "type", "id", *ARGUMENT_KEYS)
+BARE_KEYS = ("name", "function", "type", "id", *ARGUMENT_KEYS)
 
 
 class CallReader:
