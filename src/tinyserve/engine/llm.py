@@ -1,13 +1,14 @@
 """`LLM`: the offline API. Texts or token ids in, texts out, on the caller's own thread.
 
-Several calls may be open at once (streams read in turns): whoever steps the engine hands each
-output to the call it belongs to. Not safe to use from several threads. After a RequestError the
-next call works.
+Several calls may be open at once (streams read in turns, or calls from several threads, which share
+the engine's steps): whoever steps the engine hands each output to the call it belongs to. After a
+RequestError or a KeyboardInterrupt the next call works.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine, build_engine
 from tinyserve.engine.embedding import unit
+from tinyserve.engine.exclusive import Exclusive, interrupts_put_off
 from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Intake, split_prompts
 from tinyserve.engine.outputs import Choice, Output, StreamDelta
 from tinyserve.engine.progress import counted
@@ -30,6 +32,7 @@ from tinyserve.text.tool_use import read_tool_use
 
 Params = SamplingParams | Mapping[str, Any] | None
 Messages = Sequence[Mapping[str, Any]]
+Inbox = deque[RequestOutput]  # what has come for one call
 
 
 class LLM:
@@ -56,7 +59,9 @@ class LLM:
 
     def _start(self, engine: Engine) -> None:
         self.engine = engine
-        self._inboxes: dict[str, list[RequestOutput]] = {}
+        self._inboxes: dict[str, Inbox] = {}  # of the requests that are open
+        self._given_up: deque[str] = deque()  # requests that the engine may not have aborted yet
+        self._use = Exclusive()  # of the engine
         self._ids = itertools.count()
 
     @property
@@ -213,29 +218,34 @@ class LLM:
     def _next_id(self) -> str:
         return f"llm-{next(self._ids)}"
 
-    def _submit(self, request: EngineRequest) -> None:
-        self.engine.core.add_request(request)
-        self._inboxes[request.request_id] = []
+    def _submit(self, request: EngineRequest, inbox: Inbox) -> None:
+        with self._use.turn():
+            self.engine.core.add_request(request)
+            self._inboxes[request.request_id] = inbox
 
     def _release(self, request_id: str) -> None:
+        """Forget a request. Where the engine is in use (the garbage collector drops a stream in the
+        midst of a step), the user aborts it when it is done.
+        """
         self._inboxes.pop(request_id, None)
-        self.engine.core.abort(request_id)
+        self._given_up.append(request_id)
+        with self._use.turn_if_free() as is_free:
+            if is_free:
+                self._abort_given_up()
+
+    def _abort_given_up(self) -> None:
+        while self._given_up:
+            self.engine.core.abort(self._given_up.popleft())
 
     def _step(self) -> None:
         """Advance the engine once; every output goes to the call that waits for it."""
-        for output in self.engine.core.step():
-            inbox = self._inboxes.get(output.request_id)
-            if inbox is not None:
-                inbox.append(output)
-
-    def _take(self, request_id: str) -> list[RequestOutput]:
-        outputs = self._inboxes.get(request_id, [])
-        if outputs:
-            self._inboxes[request_id] = []
-        for output in outputs:
-            if output.finish_reason in ("error", "abort"):
-                raise output.error or TinyServeError("the request was aborted")
-        return outputs
+        with self._use.turn():
+            self._abort_given_up()
+            for output in self.engine.core.step():
+                inbox = self._inboxes.get(output.request_id)
+                if inbox is not None:
+                    inbox.append(output)
+            self._abort_given_up()
 
     def _run(self, requests: Sequence[EngineRequest], progress: bool | None) -> list[Output]:
         """Run requests to their end. All were made, and so checked, before the first is added: a
@@ -246,43 +256,46 @@ class LLM:
             for r in requests
         ]
         open_requests: dict[str, Output] = {}
+        inbox: Inbox = deque()
         try:
             for request, result in zip(requests, results, strict=True):
-                self._submit(request)
                 open_requests[request.request_id] = result
+                self._submit(request, inbox)
             with counted(len(results), progress) as advance:
                 while open_requests:
-                    self._step()
-                    for request_id in self._collect(open_requests):
-                        del open_requests[request_id]
-                        self._inboxes.pop(request_id, None)
-                        advance()
+                    with interrupts_put_off() as interrupts:
+                        while open_requests and not interrupts:
+                            self._step()
+                            for _ in range(self._collect(inbox, open_requests)):
+                                advance()
         finally:
-            for request_id in open_requests:
-                self._release(request_id)
+            with interrupts_put_off():
+                for request_id in open_requests:
+                    self._release(request_id)
         return results
 
-    def _collect(self, open_requests: Mapping[str, Output]) -> list[str]:
-        """Move new outputs into their results; the ids of the requests that are complete."""
-        complete = []
-        for request_id, result in open_requests.items():
-            if not self._inboxes[request_id]:
-                continue
-            for output in self._take(request_id):
-                result.add(output)
-            if result.is_complete:
-                complete.append(request_id)
-        return complete
+    def _collect(self, inbox: Inbox, open_requests: dict[str, Output]) -> int:
+        """Move what has come into the results; how many requests it completes."""
+        num_open = len(open_requests)
+        while inbox:
+            output = _without_error(inbox.popleft())
+            result = open_requests[output.request_id]
+            result.add(output)
+            if output.finish_reason is not None and result.is_complete:
+                del open_requests[output.request_id]
+                del self._inboxes[output.request_id]
+        return num_open - len(open_requests)
 
     def _stream(self, request: EngineRequest, turn: Turn | None = None) -> Stream:
-        self._submit(request)
         n = request.params.n
         parsers = [] if turn is None else [turn.new_parser() for _ in range(n)]
-        return Stream(self, request.request_id, n, parsers)
+        stream = Stream(self, request.request_id, n, parsers)
+        self._submit(request, stream.inbox)
+        return stream
 
 
 class Stream:
-    """The deltas of one request, as an iterator. It was submitted when it was made.
+    """The deltas of one request, as an iterator.
 
     `parsers` read the messages of a conversation's choices; there are none for other texts.
     Leaving it early (`close`, a with block, or dropping it) aborts the request.
@@ -295,22 +308,21 @@ class Stream:
         self._request_id = request_id
         self._left = num_choices
         self._parsers = parsers
-        self._ready: list[RequestOutput] = []
+        self.inbox: Inbox = deque()
 
     def __iter__(self) -> Stream:
         return self
 
     def __next__(self) -> StreamDelta:
         try:
-            while not self._ready and self._left:
+            while not self.inbox and self._left:
                 self._llm._step()
-                self._ready = self._llm._take(self._request_id)
+            output = _without_error(self.inbox.popleft()) if self._left else None
         except BaseException:
             self.close()
             raise
-        if not self._ready:
+        if output is None:
             raise StopIteration
-        output = self._ready.pop(0)
         self._left -= output.finish_reason is not None
         if not self._left:
             self.close()
@@ -337,6 +349,12 @@ class Stream:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _without_error(output: RequestOutput) -> RequestOutput:
+    if output.finish_reason in ("error", "abort"):
+        raise output.error or TinyServeError("the request was aborted")
+    return output
 
 
 def _only(prompts: list[Any]) -> list[Any]:

@@ -1,0 +1,171 @@
+"""One `LLM`, many users: threads, interrupts from the keyboard, streams that the garbage collector
+drops. A step is never entered twice, and never left half-way.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from helpers.fake_service import assert_idle, make_engine, runner_of
+
+from tinyserve import LLM
+from tinyserve.engine.plan import StepPlan
+
+PROMPTS = [f"prompt {i} of some" for i in range(8)]
+LONG = {"max_tokens": 40, "ignore_eos": True}
+
+
+@pytest.fixture
+def llm() -> Iterator[LLM]:
+    with LLM.from_engine(make_engine(cache={"num_blocks": 80, "num_swap_blocks": 8})) as made:
+        yield made
+    assert_idle(made.engine)
+    assert not made._inboxes
+
+
+def params(i: int) -> dict[str, Any]:
+    return {**LONG, "seed": i, "n": 1 + i % 3}
+
+
+def in_the_midst_of_step(
+    monkeypatch: pytest.MonkeyPatch, llm: LLM, number: int, act: Callable[[], object]
+) -> list[int]:
+    """Let `act` happen within the step of this number; returns the numbers of completed steps."""
+    runner = runner_of(llm.engine)
+    run, step, begun, done = runner.run, llm.engine.core.step, [0], []
+
+    def acting(plan: StepPlan) -> Any:
+        begun[0] += 1
+        if begun[0] == number:
+            act()
+        return run(plan)
+
+    def counted() -> Any:
+        outputs = step()
+        done.append(begun[0])
+        return outputs
+
+    monkeypatch.setattr(runner, "run", acting)
+    monkeypatch.setattr(llm.engine.core, "step", counted)
+    return done
+
+
+def texts(llm: LLM, i: int) -> list[str]:
+    return [choice.text for choice in llm.generate(PROMPTS[i], params(i))[0].outputs]
+
+
+def test_threads_share_the_engine(llm: LLM) -> None:
+    alone = [texts(llm, i) for i in range(len(PROMPTS))]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(len(PROMPTS)) as pool:
+            for _ in range(5):
+                assert list(pool.map(lambda i: texts(llm, i), range(len(PROMPTS)))) == alone
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_a_thread_joins_while_another_is_at_work(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It need not wait until the other has finished."""
+    with ThreadPoolExecutor(1) as pool:
+        short = []
+
+        def join() -> None:
+            short.append(pool.submit(llm.generate, "short", {"max_tokens": 2, "ignore_eos": True}))
+
+        done = in_the_midst_of_step(monkeypatch, llm, 3, join)
+        short_ended = []
+        for _ in llm.stream("long", {"max_tokens": 300, "ignore_eos": True}):
+            if short and not short_ended and short[0].done():
+                short_ended.append(len(done))
+        assert short_ended
+        assert len(short[0].result()[0].token_ids) == 2
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 20])
+def test_ctrl_c_waits_for_the_end_of_a_step(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    handler = signal.getsignal(signal.SIGINT)
+    whole = texts(llm, 0)
+    stream = llm.stream(PROMPTS[0], params(0))
+    text = next(stream).text
+    done = in_the_midst_of_step(
+        monkeypatch, llm, number, lambda: signal.raise_signal(signal.SIGINT)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, [params(i) for i in range(len(PROMPTS))])
+    assert done[-1] == number
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert len(llm.engine.core._jobs) == 1, "the batch is aborted, and nobody else"
+    assert text + "".join(delta.text for delta in stream) == whole[0]
+    assert texts(llm, 1)
+
+
+def test_ctrl_c_ends_the_stream_that_is_read(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_the_midst_of_step(monkeypatch, llm, 2, lambda: signal.raise_signal(signal.SIGINT))
+    stream = llm.stream(PROMPTS[0], params(0))
+    next(stream)
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    assert list(stream) == []
+    assert not llm.engine.core.has_work()
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers that send signals")
+def test_time_limits_by_alarms(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def give_up(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    try:
+        done = in_the_midst_of_step(
+            monkeypatch, llm, 3, lambda: signal.raise_signal(signal.SIGALRM)
+        )
+        with pytest.raises(TimeoutError):
+            llm.generate(PROMPTS[0], LONG)
+        assert done == [1, 2, 3]
+        assert signal.getsignal(signal.SIGALRM) is give_up
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_handler_that_does_not_raise_stops_nothing(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    came = []
+    before = signal.signal(signal.SIGINT, lambda *_: came.append(len(done)))
+    try:
+        done = in_the_midst_of_step(monkeypatch, llm, 3, lambda: signal.raise_signal(signal.SIGINT))
+        assert len(llm.generate(PROMPTS[0], LONG)[0].token_ids) == LONG["max_tokens"]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert came == [3]
+    assert done[-1] > 3
+
+
+def test_a_stream_dropped_within_a_step_is_aborted_after_it(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The garbage collector may run anywhere."""
+    whole = texts(llm, 1)
+    streams = [llm.stream(PROMPTS[0], params(0)) for _ in range(3)]
+    for stream in streams:
+        next(stream)
+    del stream
+    open_within = []
+
+    def drop() -> None:
+        streams.clear()
+        open_within.append(len(llm.engine.core._jobs))
+
+    in_the_midst_of_step(monkeypatch, llm, 4, drop)
+    assert texts(llm, 1) == whole
+    assert open_within == [4]
+    assert not llm.engine.core.has_work()
