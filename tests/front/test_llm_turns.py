@@ -4,8 +4,10 @@ drops. A step is never entered twice, and never left half-way.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -169,3 +171,31 @@ def test_a_stream_dropped_within_a_step_is_aborted_after_it(
     assert texts(llm, 1) == whole
     assert open_within == [4]
     assert not llm.engine.core.has_work()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_a_child_process_inherits_whole_steps(llm: LLM) -> None:
+    """Another thread is always at work when the process forks."""
+    whole = texts(llm, 1)
+    is_over = threading.Event()
+
+    def work() -> None:
+        while not is_over.is_set():
+            texts(llm, 0)
+
+    with ThreadPoolExecutor(1) as pool:
+        worker = pool.submit(work)
+        try:
+            codes = []
+            for _ in range(5):
+                child = os.fork()
+                if child == 0:
+                    signal.alarm(30)  # a child that waits for ever is killed
+                    os._exit(0 if texts(llm, 1) == whole else 1)
+                codes.append(os.waitpid(child, 0)[1])
+        finally:
+            is_over.set()
+        worker.result()
+    assert codes == [0] * 5
+    assert texts(llm, 1) == whole

@@ -1,18 +1,22 @@
 """`Exclusive`: one user of something at a time, and none of them stopped half-way.
 
 For the engine that an `LLM` runs on its callers' threads: two steps at once, or a step that a
-KeyboardInterrupt has cut in two, would leave its bookkeeping in pieces.
+KeyboardInterrupt has cut in two, would leave its bookkeeping in pieces. So would half a step that a
+child process inherits: a fork waits for its end.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
-_put_off: set[int] = set()  # signals; only the main thread has any
+_put_off: dict[int, Callable[..., Any]] = {}  # handlers by signal; of the main thread
 
 
 class Exclusive:
@@ -23,6 +27,7 @@ class Exclusive:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._next = threading.Lock()  # held by the one that comes next
+        _all.add(self)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -45,6 +50,44 @@ class Exclusive:
             finally:
                 if is_mine:
                     self._lock.release()
+
+    def take(self) -> None:
+        """Have a turn until `leave`."""
+        self._next.acquire()
+        self._lock.acquire()
+
+    def leave(self) -> None:
+        self._lock.release()
+        self._next.release()
+
+
+_all: weakref.WeakSet[Exclusive] = weakref.WeakSet()
+_taken: list[Exclusive] = []  # by the thread that forks
+
+
+def _before_fork() -> None:
+    for exclusive in sorted(_all, key=id):
+        exclusive.take()
+        _taken.append(exclusive)
+
+
+def _after_fork() -> None:
+    while _taken:
+        _taken.pop().leave()
+
+
+def _after_fork_in_child() -> None:
+    """Only the thread that forked is left: nobody else comes back to set the handlers again."""
+    _after_fork()
+    for number, handler in _put_off.items():
+        signal.signal(number, handler)
+    _put_off.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child
+    )
 
 
 @contextmanager
@@ -73,11 +116,11 @@ def _off(number: int | None, came: list[int]) -> Iterator[None]:
         frames.append(frame)
 
     try:
-        _put_off.add(number)
+        _put_off[number] = handler
         signal.signal(number, note)
         yield
     finally:
-        _put_off.discard(number)
+        _put_off.pop(number, None)
         signal.signal(number, handler)
         if frames:
             handler(number, frames[-1])
