@@ -110,6 +110,15 @@ def test_more_blocks_than_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         build.resolve(config_of(), synthetic_checkpoint())
 
 
+def test_more_swap_blocks_than_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default is not: it is reserved, and taken only as it is used."""
+    few, many = {"num_blocks": 4}, {"num_blocks": 4, "num_swap_blocks": 2**31 - 1}
+    monkeypatch.setattr(build, "total_memory", lambda: 1 << 20)
+    with pytest.raises(ConfigError, match=r"cache\.num_swap_blocks 2147483647 takes .* 1\.0 MiB"):
+        build.resolve(config_of(cache=many), synthetic_checkpoint())
+    build.resolve(config_of(cache=few), synthetic_checkpoint())
+
+
 def test_a_pool_smaller_than_the_context_is_noted() -> None:
     _, notes = build.resolve(config_of(cache={"num_blocks": 4}), synthetic_checkpoint())
     assert any("holds 64 tokens" in note for note in notes)

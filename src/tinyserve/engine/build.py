@@ -210,7 +210,8 @@ def resolve_num_blocks(
 ) -> tuple[CacheConfig, list[str]]:
     """The number of KV blocks: as set, from a memory budget, or from the memory that is free.
 
-    Raises ConfigError where a budget is too small for one sequence, or the machine for the blocks.
+    Raises ConfigError where a budget is too small for one sequence, or the machine for the blocks
+    or those that swapping may take.
     """
     cache = config.cache
     max_model_len = scheduler.max_model_len
@@ -239,6 +240,12 @@ def resolve_num_blocks(
             f"cache.num_blocks {num_blocks} takes {readable(num_blocks * one)}, but this machine "
             f"has {readable(total)}; at most {total // one} blocks fit, for a "
             f"scheduler.max_model_len of at most {total // one * cache.block_size}"
+        )
+    if cache.num_swap_blocks * one > total and cache.num_swap_blocks != CacheConfig.num_swap_blocks:
+        raise ConfigError(  # the default is reserved and used as far as the memory goes
+            f"cache.num_swap_blocks {cache.num_swap_blocks} takes "
+            f"{readable(cache.num_swap_blocks * one)}, but this machine has {readable(total)}; at "
+            f"most {total // one} blocks fit"
         )
     capacity = num_blocks * cache.block_size
     if capacity < max_model_len:
