@@ -231,3 +231,12 @@ def test_hopeless_drafts_are_seldom_thought_about(monkeypatch: pytest.MonkeyPatc
     world.num_seqs = 15
     world.run(2)  # one of them may be plain, to be measured
     assert thoughts[-1] == 15
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.015])
+def test_a_coarse_clock_divides_by_nothing(seconds: float) -> None:
+    """A step shorter than a tick takes no time, or, with drafts, less than none."""
+    world = World(cost=lambda rows: seconds * (rows > 4), acceptance=lambda seq, step: 0.7)
+    world.draft_time = 0.0
+    world.run(300)
+    assert world.tokens >= 300

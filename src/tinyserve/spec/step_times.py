@@ -15,6 +15,7 @@ from collections import deque
 MEMORY = 7  # times kept for each number of rows
 FORGET_AFTER = 2048  # measurements
 TIDY_EVERY = 256  # measurements
+TICK = 1e-9  # seconds; a step may take none on a coarse clock, and tokens per second are wanted
 
 
 class StepTimes:
@@ -37,7 +38,7 @@ class StepTimes:
         if rows not in self._times:
             self._times[rows] = deque(maxlen=MEMORY)
             insort(self._sizes, rows)
-        self._times[rows].append(seconds)
+        self._times[rows].append(max(seconds, TICK))
         self._medians[rows] = statistics.median(self._times[rows])
         self._count += 1
         self._measured[rows] = self._count
