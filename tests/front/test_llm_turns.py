@@ -17,6 +17,7 @@ from helpers.fake_service import assert_idle, make_engine, runner_of
 
 from tinyserve import LLM
 from tinyserve.engine.plan import StepPlan
+from tinyserve.errors import TinyServeError
 
 PROMPTS = [f"prompt {i} of some" for i in range(8)]
 LONG = {"max_tokens": 40, "ignore_eos": True}
@@ -171,6 +172,22 @@ def test_a_stream_dropped_within_a_step_is_aborted_after_it(
     assert texts(llm, 1) == whole
     assert open_within == [4]
     assert not llm.engine.core.has_work()
+
+
+def test_who_waits_is_told_that_the_llm_was_closed(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = llm.stream(PROMPTS[0], params(0))
+    next(stream)
+    llm.close()
+    with pytest.raises(TinyServeError, match="closed"):
+        list(stream)
+    assert list(stream) == []
+    in_the_midst_of_step(monkeypatch, llm, 3, llm.close)
+    with pytest.raises(TinyServeError, match="closed"):
+        llm.generate(PROMPTS, LONG)
+    assert not llm.engine.core.has_work()
+    assert texts(llm, 1)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

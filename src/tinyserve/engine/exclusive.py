@@ -66,9 +66,10 @@ _taken: list[Exclusive] = []  # by the thread that forks
 
 
 def _before_fork() -> None:
-    for exclusive in sorted(_all, key=id):
-        exclusive.take()
-        _taken.append(exclusive)
+    with interrupts_put_off():
+        for exclusive in sorted(_all, key=id):
+            exclusive.take()
+            _taken.append(exclusive)
 
 
 def _after_fork() -> None:

@@ -175,9 +175,15 @@ class LLM:
         return self._stream(request, turn)
 
     def close(self) -> None:
-        """Abort whatever is still open. The model is freed with the last reference to it."""
-        for request_id in list(self._inboxes):
+        """Abort whatever is still open, and tell who waits for it. The model is freed with the last
+        reference to it.
+        """
+        for request_id, inbox in list(self._inboxes.items()):
             self._release(request_id)
+            error = TinyServeError("the request was aborted: its LLM was closed")
+            inbox.append(
+                RequestOutput(request_id, 0, [], "", 0, 0, finish_reason="abort", error=error)
+            )
 
     def __enter__(self) -> LLM:
         return self
