@@ -190,6 +190,22 @@ def test_who_waits_is_told_that_the_llm_was_closed(
     assert texts(llm, 1)
 
 
+def test_a_step_that_fails_ends_everybody(llm: LLM) -> None:
+    """Their outputs may be lost with it; nobody waits for ever."""
+    streams = [llm.stream(PROMPTS[i], params(i)) for i in range(2)]
+    for stream in streams:
+        next(stream)
+    runner_of(llm.engine).error = MemoryError("no room")
+    with pytest.raises(MemoryError):
+        llm.generate(PROMPTS[2], LONG)
+    runner_of(llm.engine).error = None
+    for stream in streams:
+        with pytest.raises(TinyServeError, match="no room"):
+            list(stream)
+    assert not llm.engine.core.has_work()
+    assert texts(llm, 1)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_a_child_process_inherits_whole_steps(llm: LLM) -> None:

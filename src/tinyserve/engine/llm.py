@@ -178,12 +178,7 @@ class LLM:
         """Abort whatever is still open, and tell who waits for it. The model is freed with the last
         reference to it.
         """
-        for request_id, inbox in list(self._inboxes.items()):
-            self._release(request_id)
-            error = TinyServeError("the request was aborted: its LLM was closed")
-            inbox.append(
-                RequestOutput(request_id, 0, [], "", 0, 0, finish_reason="abort", error=error)
-            )
+        self._end_all("its LLM was closed")
 
     def __enter__(self) -> LLM:
         return self
@@ -243,15 +238,32 @@ class LLM:
         while self._given_up:
             self.engine.core.abort(self._given_up.popleft())
 
+    def _end_all(self, why: str) -> None:
+        """Abort whatever is open; who waits for it will find an error."""
+        for request_id, inbox in list(self._inboxes.items()):
+            self._release(request_id)
+            error = TinyServeError(f"the request was aborted: {why}")
+            inbox.append(
+                RequestOutput(request_id, 0, [], "", 0, 0, finish_reason="abort", error=error)
+            )
+
     def _step(self) -> None:
-        """Advance the engine once; every output goes to the call that waits for it."""
+        """Advance the engine once; every output goes to the call that waits for it. An exception
+        goes to the caller, and ends what others wait for: outputs may be lost with it.
+        """
         with self._use.turn():
             self._abort_given_up()
-            for output in self.engine.core.step():
+            try:
+                outputs = self.engine.core.step()
+            except BaseException as error:
+                self._end_all(f"a step of the engine failed: {error!r}")
+                raise
+            finally:
+                self._abort_given_up()
+            for output in outputs:
                 inbox = self._inboxes.get(output.request_id)
                 if inbox is not None:
                     inbox.append(output)
-            self._abort_given_up()
 
     def _run(self, requests: Sequence[EngineRequest], progress: bool | None) -> list[Output]:
         """Run requests to their end. All were made, and so checked, before the first is added: a
