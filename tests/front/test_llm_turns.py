@@ -174,6 +174,17 @@ def test_a_stream_dropped_within_a_step_is_aborted_after_it(
     assert not llm.engine.core.has_work()
 
 
+def test_a_stream_is_closed_while_it_is_read(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By another thread, as servers do whose client has left."""
+    stream = llm.stream(PROMPTS[0], params(0))
+    with ThreadPoolExecutor(1) as pool:
+        done = in_the_midst_of_step(monkeypatch, llm, 5, lambda: pool.submit(stream.close).result())
+        assert len(list(stream)) == 4
+    assert done == [1, 2, 3, 4, 5]
+    assert not llm.engine.core.has_work()
+    assert list(stream) == []
+
+
 def test_who_waits_is_told_that_the_llm_was_closed(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -316,7 +316,7 @@ class Stream:
     """The deltas of one request, as an iterator.
 
     `parsers` read the messages of a conversation's choices; there are none for other texts.
-    Leaving it early (`close`, a with block, or dropping it) aborts the request.
+    Leaving it early (`close` on any thread, a with block, or dropping it) aborts the request.
     """
 
     def __init__(
@@ -341,7 +341,8 @@ class Stream:
             raise
         if output is None:
             raise StopIteration
-        self._left -= output.finish_reason is not None
+        if output.finish_reason is not None:
+            self._left = max(0, self._left - 1)  # 0 once another thread has closed it
         if not self._left:
             self.close()
         return StreamDelta.of(output, self._parts(output))
