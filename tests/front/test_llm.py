@@ -53,6 +53,14 @@ def test_choices_logprobs_and_prompt_logprobs(llm: LLM) -> None:
     assert output.prompt_logprobs[0] is None
 
 
+def test_an_answer_without_tokens_has_the_logprobs_of_none(llm: LLM) -> None:
+    """As over HTTP: an empty list where they were asked for."""
+    for asked in ({}, {"prompt_logprobs": 1}):
+        (output,) = llm.generate("hello", {"max_tokens": 0, "logprobs": 1, "n": 2, **asked})
+        assert [choice.logprobs for choice in output.outputs] == [[], []]
+    assert llm.generate("hello", {"max_tokens": 0})[0].logprobs is None
+
+
 def test_params_for_each_prompt(llm: LLM) -> None:
     says(llm, "x" * 40)
     outputs = llm.generate(["a", "b", "c"], [{"max_tokens": 2}, SamplingParams(max_tokens=3), None])

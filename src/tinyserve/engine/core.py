@@ -228,6 +228,7 @@ class EngineCore:
         """The last output of a choice that ends without another token."""
         output = seq.new_output()
         output.finish_reason = reason
+        output.logprobs = [] if seq.job.has_logprobs else None
         return output
 
     def _end_all(self, job: Job) -> list[RequestOutput]:
