@@ -7,6 +7,7 @@ laid over one another. Which sections there are is told by the caller; this file
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,11 @@ Sections = Mapping[str, type]  # name -> its dataclass
 
 # Short forms that stand apart from TINYSERVE_<SECTION>_<KEY>: variable -> (section, key).
 SPECIAL_VARIABLES = {"TINYSERVE_API_KEY": ("server", "api_key")}
+
+# What Kubernetes tells each container of a service, here of one that is called tinyserve-server,
+# say: TINYSERVE_SERVER_SERVICE_HOST=10.0.0.1, TINYSERVE_SERVER_PORT=tcp://10.0.0.1:8000, ...
+_SERVICE_LINK = re.compile(r".*(_SERVICE_(HOST|PORT(_\w+)?)|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.*")
 
 
 def layer_from_yaml(path: str | os.PathLike[str], sections: Sections) -> Layer:
@@ -41,13 +47,21 @@ def layer_from_yaml(path: str | os.PathLike[str], sections: Sections) -> Layer:
 
 
 def layer_from_env(env: Mapping[str, str], sections: Sections) -> Layer:
-    """The settings named by `TINYSERVE_<SECTION>_<KEY>` and by the special variables."""
+    """The settings named by `TINYSERVE_<SECTION>_<KEY>` and by the special variables.
+
+    What Kubernetes says of services with such names is none.
+    """
     known = {s.env: s for section in sections.values() for s in settings_of(section).values()}
     for variable, (section, key) in SPECIAL_VARIABLES.items():
         known[variable] = settings_of(sections[section])[key]
     prefixes = tuple(f"TINYSERVE_{section.upper()}_" for section in sections)
+    # The obvious guesses without a section, which would be passed over in silence.
+    meant = {f"TINYSERVE_{s.name}".upper(): s.env for s in known.values()}
+    meant["TINYSERVE_MODEL"] = "TINYSERVE_MODEL_NAME"
     layer: Layer = {}
     for variable, text in sorted(env.items()):
+        if _SERVICE_URL.match(text) or _SERVICE_LINK.fullmatch(variable):
+            continue
         declared = known.get(variable)
         if declared is not None:
             try:
@@ -55,9 +69,10 @@ def layer_from_env(env: Mapping[str, str], sections: Sections) -> Layer:
             except ConfigError as error:
                 raise ConfigError(f"{error} (from {variable})") from None
             layer.setdefault(declared.section, {})[declared.name] = value
-        elif variable.startswith(prefixes):
+        elif variable.startswith(prefixes) or variable in meant:
             raise ConfigError(
-                f"unknown setting {variable} in the environment" + did_you_mean(variable, known)
+                f"unknown setting {variable} in the environment"
+                + did_you_mean(meant.get(variable, variable), known)
             )
     return layer
 

@@ -174,6 +174,36 @@ def test_environment_errors_name_the_variable(variable: str, value: str) -> None
         TinyServeConfig.resolve(env={variable: value})
 
 
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("TINYSERVE_MODEL", "TINYSERVE_MODEL_NAME"),
+        ("TINYSERVE_PORT", "TINYSERVE_SERVER_PORT"),
+        ("TINYSERVE_LOG_LEVEL", "TINYSERVE_SERVER_LOG_LEVEL"),
+    ],
+)
+def test_a_setting_without_its_section_is_not_passed_over(variable: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{variable} .*did you mean '{meant}'"):
+        TinyServeConfig.resolve(env={variable: "1"})
+
+
+@pytest.mark.parametrize("name", ["TINYSERVE", "TINYSERVE_SERVER", "TINYSERVE_CACHE"])
+def test_what_kubernetes_says_of_a_service_is_no_setting(name: str) -> None:
+    """As vLLM's VLLM_PORT, which a service called vllm made a URL (vllm-project/vllm#34199)."""
+    url = "tcp://10.0.0.1:8000"
+    env = {
+        f"{name}_SERVICE_HOST": "10.0.0.1",
+        f"{name}_SERVICE_PORT": "8000",
+        f"{name}_SERVICE_PORT_HTTP": "8000",
+        f"{name}_PORT": url,
+        f"{name}_PORT_8000_TCP": url,
+        f"{name}_PORT_8000_TCP_PROTO": "tcp",
+        f"{name}_PORT_8000_TCP_PORT": "8000",
+        f"{name}_PORT_8000_TCP_ADDR": "10.0.0.1",
+    }
+    assert TinyServeConfig.resolve(env=env) == TinyServeConfig()
+
+
 def test_a_stronger_source_may_size_the_cache_the_other_way(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("cache: {num_blocks: 7}\n")
