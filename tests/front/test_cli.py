@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import signal
@@ -15,6 +16,7 @@ import httpx
 import pytest
 from helpers.fake_service import make_engine, runner_of
 
+from tinyserve import cli
 from tinyserve.cli import chat, doctor, generate, main
 from tinyserve.cli.options import build_parser, configuration, sampling_fields
 from tinyserve.config import TinyServeConfig, all_settings
@@ -296,6 +298,57 @@ def test_serving_from_the_command_line_until_a_signal(argv: tuple[str, ...], num
         process.wait()
         assert process.stderr is not None
         process.stderr.close()
+
+
+def test_a_closed_stdin_does_not_end_the_server() -> None:
+    """libuv aborts the process where one of its own files gets a number below 3."""
+    stdin = os.dup(0)
+    os.close(0)
+    try:
+        process, url = run_server("tinyserve", "serve", "synthetic", "--max-model-len", "64")
+    finally:
+        os.dup2(stdin, 0)
+        os.close(stdin)
+    try:
+        answer = httpx.post(f"{url}/completions", json={"prompt": "so", "max_tokens": 2})
+        assert answer.status_code == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- 2>&-"])
+def test_any_standard_stream_may_be_closed(closed: str) -> None:
+    command = f'exec "{sys.executable}" -m tinyserve generate x --model synthetic {closed}'
+    env = {**os.environ, "TINYSERVE_BACKEND": "numpy"}
+    run = subprocess.run(
+        ["sh", "-c", f"{command} --max-tokens 2"], capture_output=True, env=env, timeout=60
+    )
+    assert (run.returncode, run.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), MemoryError("Unable to allocate 9 GiB"), OSError(errno.ENOMEM, "no memory")],
+)
+def test_memory_that_does_not_suffice_is_one_clear_error(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As under `ulimit -v`, or without overcommitment."""
+
+    def run(*_: object) -> int:
+        raise error
+
+    monkeypatch.setattr(cli, "run_command", run)
+    assert main(["generate", "x"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("tinyserve: out of memory (")
+    assert "--num-blocks" in said
+    assert said.count("\n") == 1
 
 
 def test_a_model_that_cannot_be_loaded_ends_the_server(capfd: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,9 @@ line on stderr and exit code 2, never a traceback.
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +18,7 @@ from tinyserve.errors import TinyServeError
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
+    open_standard_streams()
     parser = build_parser()
     arguments = parser.parse_args(argv)
     if arguments.command is None:
@@ -36,9 +39,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UnicodeDecodeError as error:
         print(f"tinyserve: the input is not {error.encoding}: {error.reason}", file=sys.stderr)
         return 2
-    except OSError as error:  # a full disk behind stdout
-        print(f"tinyserve: {error}", file=sys.stderr)
+    except MemoryError as error:
+        print(f"tinyserve: {_out_of_memory(error)}", file=sys.stderr)
         return 1
+    except OSError as error:  # a full disk behind stdout
+        text = _out_of_memory(error) if error.errno == errno.ENOMEM else error
+        print(f"tinyserve: {text}", file=sys.stderr)
+        return 1
+
+
+def open_standard_streams() -> None:
+    """Where one of the three is closed (`<&-`), /dev/null takes its place: else the next file or
+    socket gets its number, which libraries take for the terminal.
+    """
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+def _out_of_memory(error: Exception) -> str:
+    return (
+        f"out of memory ({error or 'no more is given'}): a smaller model, --quantization, or fewer "
+        "--num-blocks and --num-swap-blocks take less"
+    )
 
 
 def run_command(command: str, arguments: object) -> int:
