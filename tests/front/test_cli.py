@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,9 +20,10 @@ from helpers.fake_service import make_engine, runner_of
 from tinyserve import cli
 from tinyserve.cli import chat, doctor, generate, main
 from tinyserve.cli.options import build_parser, configuration, sampling_fields
-from tinyserve.config import TinyServeConfig, all_settings
+from tinyserve.config import ServerConfig, TinyServeConfig, all_settings
 from tinyserve.engine.llm import LLM
 from tinyserve.errors import ConfigError
+from tinyserve.server.listen import listening
 
 
 def parse(*argv: str) -> TinyServeConfig:
@@ -300,6 +302,31 @@ def test_serving_from_the_command_line_until_a_signal(argv: tuple[str, ...], num
         process.stderr.close()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_server_is_there_ends_it_at_once(number: int) -> None:
+    """Also in a callback of an import, where an exception would be lost and a lock stay locked."""
+    program = f"""
+import os, signal, sys, weakref
+from tinyserve.cli import main
+
+class Module: pass
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "tinyserve.server.run":
+            module = Module()
+            lock = weakref.ref(module, lambda _: os.kill(os.getpid(), {int(number)}))
+            del module
+            sys.exit(9)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.meta_path.insert(0, Finder())
+sys.exit(main(["serve", "synthetic", "--port", "0"]))
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60)
+    assert (run.returncode, run.stderr.decode().count("Traceback")) == (0, 0)
+
+
 def test_a_closed_stdin_does_not_end_the_server() -> None:
     """libuv aborts the process where one of its own files gets a number below 3."""
     stdin = os.dup(0)
@@ -361,11 +388,33 @@ def test_a_model_that_cannot_be_loaded_ends_the_server(capfd: pytest.CaptureFixt
     assert time.monotonic() - started < 60
 
 
+def test_a_port_is_taken_before_the_model_loads() -> None:
+    """A second server started at the same time must not load its model first, and then fail."""
+    with listening(ServerConfig(port=0)) as first:
+        port = first.getsockname()[1]
+        with (
+            pytest.raises(ConfigError, match=rf"server\.port.*{port}"),
+            listening(ServerConfig(port=port)),
+        ):
+            pass
+        with socket.create_connection(("127.0.0.1", port), timeout=5):
+            pass  # it waits in the queue of the socket until the server is there
+
+
+V4 = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
+V6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0))
+
+
+@pytest.mark.parametrize(("found", "family"), [([V6, V4], socket.AF_INET), ([V6], V6[0])])
+def test_a_name_may_be_of_either_kind_of_address(
+    found: list[Any], family: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    with listening(ServerConfig(host="some.name", port=0)) as listener:
+        assert listener.family == family
+
+
 def test_a_taken_port_is_one_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
-    import socket
-
-    from tinyserve.server.listen import listening
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

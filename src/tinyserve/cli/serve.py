@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from tinyserve.cli.options import configuration
@@ -17,6 +18,7 @@ from tinyserve.cli.terminal import is_fancy
 from tinyserve.config import ServerConfig, TinyServeConfig
 from tinyserve.kernels.select import choose_backend
 from tinyserve.logs import configure_logging
+from tinyserve.signals import handled
 
 if TYPE_CHECKING:
     from tinyserve.engine.build import Engine
@@ -27,9 +29,19 @@ logger = logging.getLogger("tinyserve")
 def run(arguments: argparse.Namespace) -> int:
     gc.disable()  # nearly all that loading makes is to stay; `Collector.start` enables it again
     try:
-        return _serve(configuration(arguments))
+        with handled(_end_at_once):
+            return _serve(configuration(arguments))
     finally:
         gc.enable()
+
+
+def _end_at_once(number: int, frame: FrameType | None) -> None:
+    """Until the server takes over the signals there is nothing to finish: exit code 0, as then.
+
+    An exception, which SIGINT raises by default, is lost where it comes in a callback of an import;
+    the lock of imports then stays locked, and the process never ends.
+    """
+    os._exit(0)
 
 
 def _serve(config: TinyServeConfig) -> int:

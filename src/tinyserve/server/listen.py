@@ -1,4 +1,4 @@
-"""The socket that the server listens on: TCP or Unix, bound before the model loads."""
+"""The socket that the server listens on: TCP or Unix, open before the model loads."""
 
 from __future__ import annotations
 
@@ -67,17 +67,23 @@ def raise_file_limit() -> None:
 
 
 def _tcp(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    _set_timeouts(listener)
     try:
-        listener.bind((host, port))
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        # A name of both kinds, as localhost is, means IPv4: all its clients try that, too.
+        family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+        listener = socket.socket(family)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            _set_timeouts(listener)
+            listener.bind(address)
+            listener.listen()  # until then another process may take the same address
+        except OSError:
+            listener.close()
+            raise
     except (OSError, UnicodeError) as error:
-        listener.close()
         raise ConfigError(
             f"server.host, server.port: cannot listen on {host}:{port}: {error}"
         ) from None
-    listener.set_inheritable(False)
     return listener
 
 
@@ -101,10 +107,10 @@ def _unix(path: str) -> socket.socket:
     try:
         _remove_stale(path)
         listener.bind(path)
+        listener.listen()  # until then it looks as if nobody used it
     except OSError as error:
         listener.close()
         raise ConfigError(f"server.uds: cannot listen on {path}: {error}") from None
-    listener.set_inheritable(False)
     return listener
 
 

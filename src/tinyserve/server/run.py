@@ -13,10 +13,8 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 import ssl
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import FrameType
@@ -33,6 +31,7 @@ from tinyserve.server.guards import HostGuard, host_rule
 from tinyserve.server.http import App
 from tinyserve.server.listen import duplicates, listening, raise_file_limit, url_of
 from tinyserve.server.state import ServerState
+from tinyserve.signals import handled
 
 logger = logging.getLogger("tinyserve.server")
 
@@ -70,10 +69,15 @@ def serve(
     knows = host_rule(config, has_keys=bool(state.keys))
     settings = web_settings(app if knows is None else HostGuard(app, knows), config)
     raise_file_limit()
-    with contextlib.ExitStack() as ending, listening(config) as listener:
+    server = GracefulServer(settings, state)
+    state.on_load_error = server.give_up
+    # Signals are heeded before the port is open: who can connect can also stop the server.
+    with (
+        contextlib.ExitStack() as ending,
+        server.capture_signals(),
+        listening(config) as listener,
+    ):
         url = url_of(config, listener)
-        server = GracefulServer(settings, state)
-        state.on_load_error = server.give_up
         server.run(sockets=duplicates(listener))
     if state.load_error is not None:
         raise state.load_error
@@ -146,12 +150,5 @@ class GracefulServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """uvicorn would raise the signal again after the shutdown; a clean end is exit code 0."""
-        if threading.current_thread() is not threading.main_thread():
+        with handled(self.handle_exit):
             yield
-            return
-        before = {s: signal.signal(s, self.handle_exit) for s in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
