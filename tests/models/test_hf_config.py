@@ -78,6 +78,19 @@ def test_absent_fields_have_hugging_faces_defaults() -> None:
         assert read(base, num_key_value_heads=None, head_dim=None).num_kv_heads == 4
 
 
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ("LLaMAForCausalLM", "LlamaForCausalLM"),
+        ("MistralModel", "MistralForCausalLM"),
+        ("Qwen2Model", "Qwen2ForCausalLM"),
+    ],
+)
+def test_other_names_of_the_same_classes(named: str, expected: str) -> None:
+    """Embedding models are saved as the class without a head (intfloat/e5-mistral-7b-instruct)."""
+    assert read(LLAMA, architectures=[named]).architecture == expected
+
+
 def test_the_model_type_stands_in_for_missing_architectures() -> None:
     data = {key: value for key, value in QWEN2.items() if key != "architectures"}
     assert read(data, model_type="qwen3").architecture == "Qwen3ForCausalLM"

@@ -163,6 +163,17 @@ def test_missing_and_misshapen_tensors_are_named(
         load_checkpoint(str(tmp_path))
 
 
+def test_names_that_a_wrapper_has_lengthened_are_shown(tmp_path: Path) -> None:
+    """torch.compile, PEFT and trainers save a model under their own prefixes."""
+    source = synthetic_checkpoint()
+    folder = write_checkpoint(source, tmp_path, dtype="f32")
+    renamed = {f"_orig_mod.{name}": values(source, name) for name in source.tensors.names()}
+    write_safetensors(folder / "model.safetensors", renamed)
+    said = r"embed_tokens\.weight is missing.*there is one called _orig_mod\.model\.embed_tokens"
+    with pytest.raises(ModelLoadError, match=said):
+        load_checkpoint(str(folder))
+
+
 def test_tensors_that_are_ignored_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -31,6 +31,17 @@ def test_a_gguf_file_and_a_folder_with_one(tmp_path: Path) -> None:
         load_checkpoint(str(tmp_path))
 
 
+def test_a_config_beside_a_gguf_file_is_no_reason_to_refuse_it(tmp_path: Path) -> None:
+    """Repositories of GGUF files often carry one; files that macOS hides count for nothing."""
+    write_tiny_gguf(tmp_path / "model.gguf", synthetic_checkpoint())
+    (tmp_path / "._model.gguf").write_bytes(b"\0\5\x16\7")
+    (tmp_path / "config.json").write_text("{}")
+    assert load_checkpoint(str(tmp_path)).config.num_layers == 2
+    folder = write_checkpoint(synthetic_checkpoint(preset="tiny"), tmp_path / "both", dtype="f32")
+    (folder / "model.gguf").write_bytes(b"anything")
+    assert load_checkpoint(str(folder)).config.num_layers == 2  # of the safetensors
+
+
 def test_a_gguf_file_needs_no_suffix_of_its_own(tmp_path: Path) -> None:
     path = write_tiny_gguf(tmp_path / "blob", synthetic_checkpoint())
     assert load_checkpoint(str(path)).config.num_layers == 2
@@ -131,9 +142,10 @@ def test_a_hub_id_is_downloaded_and_loaded(tmp_path: Path, monkeypatch: pytest.M
     assert (asked["repo"], asked["revision"]) == ("org/name", "v2")
     assert "*.safetensors" in asked["allow_patterns"]
     assert not any(pattern.endswith(".bin") for pattern in asked["allow_patterns"])
-    (folder / "config.json").unlink()
-    with pytest.raises(ModelLoadError, match=r"org/name:FILE\.gguf"):
-        load_checkpoint("org/name")
+    for file in ("model.safetensors", "config.json"):
+        (folder / file).unlink()
+        with pytest.raises(ModelLoadError, match=r"org/name:FILE\.gguf"):
+            load_checkpoint("org/name")
 
 
 def test_one_gguf_file_of_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from tinyserve.models.safetensors_loader import (
     SafetensorsSource,
     find_files,
     open_tensors,
+    read_index,
 )
 
 
@@ -54,7 +55,7 @@ def test_nothing_is_copied_and_bf16_stays_bits(
     path = tmp_path / "a.safetensors"
     bits = to_bf16(arrays["w32"])
     write_safetensors(path, {"bf": bits, "w16": arrays["w16"], "norm": arrays["norm"]})
-    source = SafetensorsSource(open_tensors([path]), ["bf", "w16", "norm"])
+    source = SafetensorsSource(open_tensors([path], {}), ["bf", "w16", "norm"])
     weight = source.weight("bf")
     assert (weight.dtype, source.weight("w16").dtype) == ("bf16", "f16")
     np.testing.assert_array_equal(weight.data, bits)
@@ -120,7 +121,11 @@ def test_what_is_something_else_altogether_is_not_called_truncated(
 
 
 @pytest.mark.parametrize(
-    "index", [pytest.param("[" * 100_000, id="deep"), "[]", "{}", '{"weight_map": {"a": null}}']
+    "index",
+    [
+        pytest.param("[" * 100_000, id="deep"),
+        *("[]", "{}", '{"weight_map": {"a": null}}', '{"weight_map": {}}'),
+    ],
 )
 def test_a_damaged_index_is_named(tmp_path: Path, index: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
@@ -153,3 +158,49 @@ def test_files_of_a_folder(tmp_path: Path, arrays: dict[str, np.ndarray]) -> Non
     (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(ModelLoadError, match=r"index\.json is damaged"):
         find_files(tmp_path)
+
+
+def test_an_index_left_behind_gives_way_to_the_whole_file(
+    tmp_path: Path, arrays: dict[str, np.ndarray], caplog: pytest.LogCaptureFixture
+) -> None:
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name in ("one", "model"):
+        write_safetensors(tmp_path / f"{name}.safetensors", arrays)
+    assert [path.name for path in find_files(tmp_path)] == ["model.safetensors"]
+    assert "two.safetensors, which is missing" in caplog.text
+    write_safetensors(tmp_path / "two.safetensors", arrays)
+    assert [path.name for path in find_files(tmp_path)] == ["one.safetensors", "two.safetensors"]
+
+
+def test_the_index_says_which_of_two_files_holds_a_tensor(tmp_path: Path) -> None:
+    """Quantizing and merging leave stale copies in other shards; the last one used to win."""
+    files = [tmp_path / f"{name}.safetensors" for name in ("one", "two")]
+    for number, file in enumerate(files):
+        write_safetensors(file, {"a": np.full(4, number, np.float32)})
+    for home in files:
+        index = {"weight_map": {"a": home.name, "b": files[0].name, "c": files[1].name}}
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+        assert open_tensors(files, read_index(tmp_path))["a"].file.path == home
+    assert open_tensors(files, {})["a"].file.path == files[1]
+
+
+def test_a_missing_part_is_told_where_no_index_says_so(
+    tmp_path: Path, arrays: dict[str, np.ndarray], caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in (1, 3):
+        write_safetensors(tmp_path / f"model-0000{number}-of-00003.safetensors", arrays)
+    assert len(find_files(tmp_path)) == 2
+    assert "model-00002-of-00003.safetensors is missing" in caplog.text
+    caplog.clear()
+    write_safetensors(tmp_path / "model-00002-of-00003.safetensors", arrays)
+    assert len(find_files(tmp_path)) == 3
+    assert caplog.text == ""
+
+
+def test_files_that_macos_hides_beside_others_are_none_of_the_model(
+    tmp_path: Path, arrays: dict[str, np.ndarray]
+) -> None:
+    write_safetensors(tmp_path / "weights.safetensors", arrays)
+    (tmp_path / "._weights.safetensors").write_bytes(b"\0\5\x16\7")
+    assert [path.name for path in find_files(tmp_path)] == ["weights.safetensors"]

@@ -92,9 +92,17 @@ def test_missing_tokenizer_is_named(tmp_path: Path) -> None:
         TokenizerSpec.from_folder(tmp_path)
 
 
-def test_sentencepiece_file_alone_says_how_to_convert(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e")
-    with pytest.raises(ModelLoadError, match=r"only a SentencePiece tokenizer\.model.*convert"):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tokenizer.model", "a SentencePiece tokenizer.model"),
+        ("vocab.json", "a byte-pair vocab.json"),
+        ("tekken.json", "a Mistral tekken.json"),
+    ],
+)
+def test_another_vocabulary_alone_says_how_to_convert(tmp_path: Path, name: str, said: str) -> None:
+    (tmp_path / name).write_bytes(b"\n\x0e")
+    with pytest.raises(ModelLoadError, match=rf"only {said}.*convert"):
         TokenizerSpec.from_folder(tmp_path)
 
 

@@ -124,7 +124,9 @@ def load_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoi
 
 
 def load_path(path: Path, name: str) -> Checkpoint:
-    """Open a GGUF file, a folder with config.json and safetensors, or a folder with a GGUF."""
+    """Open a GGUF file, a folder with config.json and safetensors, or a folder with a GGUF (where
+    a config.json may have been left beside it).
+    """
     try:
         return _load_existing(path, name)
     except OSError as error:  # no permission, an input error, a file that vanished
@@ -151,11 +153,12 @@ def _load_existing(path: Path, name: str) -> Checkpoint:
             f"{path} holds an adapter (adapter_config.json), which is not supported: merge it into "
             "its base model, and serve the folder of that"
         )
-    if (path / "config.json").is_file():
+    gguf_files = sorted(path.glob("[!.]*.gguf"))
+    is_gguf = bool(gguf_files) and not any(path.glob("*.safetensors"))
+    if (path / "config.json").is_file() and not is_gguf:
         from tinyserve.models.hf_folder import load_folder
 
         return load_folder(path, name)
-    gguf_files = sorted(path.glob("*.gguf"))
     if len(gguf_files) == 1:
         return _load_gguf(gguf_files[0], name)
     if gguf_files:

@@ -34,6 +34,9 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+# The same without a head, as embedding models are saved; and how Llama's class was first spelled.
+_ALIASES = {name.replace("ForCausalLM", "Model"): name for name in ARCHITECTURES.values()}
+_ALIASES["LLaMAForCausalLM"] = "LlamaForCausalLM"
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # These say nothing once an author has asked for greedy decoding.
@@ -138,6 +141,8 @@ def _architecture(data: Json, source: str) -> str:
     for name in named:
         if name in ARCHITECTURES.values():
             return name
+        if name in _ALIASES:
+            return _ALIASES[name]
     if not named and isinstance(kind, str) and kind in ARCHITECTURES:
         return ARCHITECTURES[kind]
     found = ", ".join(named) or f"model_type {kind!r}"

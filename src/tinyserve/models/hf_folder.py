@@ -24,6 +24,7 @@ from tinyserve.models.safetensors_loader import (
     StoredTensor,
     find_files,
     open_tensors,
+    read_index,
 )
 from tinyserve.text.tokenizer_spec import TokenizerSpec
 
@@ -48,7 +49,7 @@ def load_folder(folder: Path, name: str) -> Checkpoint:
     generation = read_json(folder / "generation_config.json", required=False)
     config = read_model_config(data, str(path))
     files = find_files(folder)
-    tensors = _named_alike(open_tensors(files))
+    tensors = _named_alike(open_tensors(files, read_index(folder)))
     config = _resolve_head(config, tensors.keys(), folder)
     shapes = {tensor: stored.shape for tensor, stored in tensors.items()}
     check_layout(config, shapes, str(folder))

@@ -66,11 +66,12 @@ def download(hub_id: HubId) -> Path:
         )
     except Exception as error:  # the client's errors have no common base besides this
         raise ModelLoadError(_failure(hub_id, error)) from error
-    if not (folder / "config.json").is_file():
-        raise ModelLoadError(
-            f"{hub_id.repo} on the Hugging Face hub has no config.json; in a repository of GGUF "
-            f"files, name one: {hub_id.repo}:FILE.gguf"
-        )
+    for kind, pattern in (("config.json", "config.json"), (".safetensors file", "*.safetensors")):
+        if not any(folder.glob(pattern)):
+            raise ModelLoadError(
+                f"{hub_id.repo} on the Hugging Face hub has no {kind}; in a repository of GGUF "
+                f"files, name one: {hub_id.repo}:FILE.gguf"
+            )
     return folder
 
 

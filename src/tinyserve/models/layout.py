@@ -89,7 +89,9 @@ def check_layout(config: ModelConfig, found: Mapping[str, Shape], source: str) -
     missing = [name for name in expected if name not in found]
     if missing:
         others = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        raise ModelLoadError(f"{source}: tensor {missing[0]} is missing{others}")
+        alike = next((name for name in found if name.endswith(f".{missing[0]}")), None)
+        hint = "" if alike is None else f"; there is one called {alike}"
+        raise ModelLoadError(f"{source}: tensor {missing[0]} is missing{others}{hint}")
     for name, shape in expected.items():
         if tuple(found[name]) != shape:
             raise ModelLoadError(

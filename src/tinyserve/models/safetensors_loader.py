@@ -9,8 +9,10 @@ to make. Files are opened and checked at once, tensors are touched only when ask
 from __future__ import annotations
 
 import json
+import logging
 import math
 import mmap
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,11 @@ from tinyserve.errors import ModelLoadError
 from tinyserve.kernels.formats import F32, FloatWeight, widen
 from tinyserve.models.checkpoint import pointer_hint
 from tinyserve.models.layout import Shape
+
+INDEX = "model.safetensors.index.json"
+_PART = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})\.safetensors")
+
+logger = logging.getLogger(__name__)
 
 # bf16 has no numpy type: its bit patterns travel as uint16 (see kernels.formats).
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -146,14 +153,25 @@ class SafetensorsSource:
 def find_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint folder.
 
-    Those of its index, else model.safetensors, else all.
+    Those of its index, else model.safetensors, else all. An index some of whose files are missing
+    gives way to model.safetensors: converting and merging often leave one behind.
     """
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        return _indexed_files(index)
+    indexed = sorted(set(read_index(folder).values()))
+    missing = [file for file in indexed if not file.is_file()]
     single = folder / "model.safetensors"
-    files = [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
+    if missing and not single.is_file():
+        raise ModelLoadError(f"{missing[0]} is missing; {INDEX} says that it holds tensors")
+    if missing:
+        logger.warning(
+            "%s names %s, which is missing; %s is read alone", INDEX, missing[0].name, single
+        )
+    elif indexed:
+        return indexed
+    if single.is_file():
+        return [single]
+    files = sorted(folder.glob("[!.]*.safetensors"))  # none of those that macOS hides beside them
     if files:
+        _warn_of_missing_parts(files)
         return files
     if any(folder.glob("*.bin")) or any(folder.glob("*.pt*")):
         raise ModelLoadError(
@@ -163,22 +181,42 @@ def find_files(folder: Path) -> list[Path]:
     raise ModelLoadError(f"{folder} has no .safetensors file")
 
 
-def _indexed_files(index: Path) -> list[Path]:
+def read_index(folder: Path) -> dict[str, Path]:
+    """Which file holds each tensor, as the folder's index says; {} where there is none."""
+    path = folder / INDEX
+    if not path.is_file():
+        return {}
     try:
-        text = index.read_text(encoding="utf-8")
-        names = sorted(set(json.loads(text)["weight_map"].values()))
-        files = [index.parent / name for name in names]
+        named = json.loads(path.read_text(encoding="utf-8"))["weight_map"].items()
+        homes = {tensor: folder / file for tensor, file in named}
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
-        raise ModelLoadError(f"{index} is damaged: {error!r}") from error
+        raise ModelLoadError(f"{path} is damaged: {error!r}") from error
+    if not homes:
+        raise ModelLoadError(f"{path} is damaged: it names no tensor")
+    return homes
+
+
+def _warn_of_missing_parts(files: Collection[Path]) -> None:
+    """Half a download, most likely; but parts may also have been joined under their old names."""
+    there = {file.name for file in files}
     for file in files:
-        if not file.is_file():
-            raise ModelLoadError(f"{file} is missing; {index.name} says that it holds tensors")
-    return files
+        part = _PART.fullmatch(file.name)
+        if part is None:
+            continue
+        for number in range(1, int(part["count"]) + 1):
+            other = f"{part['stem']}-{number:05d}-of-{part['count']}.safetensors"
+            if other not in there:
+                logger.warning("%s is missing beside %s", other, file)
+                return
 
 
-def open_tensors(files: Collection[Path]) -> dict[str, StoredTensor]:
-    """All tensors of all files by name."""
+def open_tensors(files: Collection[Path], homes: Mapping[str, Path]) -> dict[str, StoredTensor]:
+    """All tensors of all files by name; where several files hold one, that of its home counts
+    (`read_index`), or else of the last.
+    """
     tensors: dict[str, StoredTensor] = {}
     for file in files:
-        tensors.update(SafetensorsFile(file).tensors)
+        for name, tensor in SafetensorsFile(file).tensors.items():
+            if name not in tensors or homes.get(name, file) == file:
+                tensors[name] = tensor
     return tensors

@@ -28,6 +28,13 @@ SPECIAL_TOKEN_NAMES = (
     "mask_token",
 )
 
+# Vocabularies that are not read, and what they are.
+_OTHER_TOKENIZERS = {
+    "tokenizer.model": "a SentencePiece",
+    "vocab.json": "a byte-pair",
+    "tekken.json": "a Mistral",
+}
+
 
 @dataclass(frozen=True)
 class GGUFVocab:
@@ -101,11 +108,12 @@ class TokenizerSpec:
 
 
 def _no_tokenizer_message(folder: Path) -> str:
-    if (folder / "tokenizer.model").is_file():
-        return (
-            f"{folder} has no tokenizer.json, only a SentencePiece tokenizer.model; convert it "
-            "once with transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
+    for name, kind in _OTHER_TOKENIZERS.items():
+        if (folder / name).is_file():
+            return (
+                f"{folder} has no tokenizer.json, only {kind} {name}; convert it once with "
+                "transformers: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+            )
     return f"{folder} has no tokenizer.json"
 
 
