@@ -52,16 +52,17 @@ def write_tiny_gguf(
     metadata: Mapping[str, Any] | None = None,
     without: Collection[str] = (),
     extra: Mapping[str, np.ndarray] | None = None,
+    split_max_tensors: int = 0,
 ) -> Path:
-    """Write `checkpoint` with matrices of type `kind`; vectors are F32.
+    """Write `checkpoint` with matrices of type `kind`; vectors are F32. The first file's path.
 
     `metadata` adds, replaces or drops keys, `without` drops tensors (GGUF names), `extra` adds F32
     or I32 ones. K-quants, which the gguf package cannot write, get random blocks instead of the
-    weights.
+    weights. `split_max_tensors`: split into files of so many tensors.
     """
     config = checkpoint.config
     arch = ARCHITECTURES[config.architecture]
-    writer = gguf.GGUFWriter(path, arch)
+    writer = gguf.GGUFWriter(path, arch, split_max_tensors=split_max_tensors)
     keys: dict[str, Any] = {**_model_keys(config, arch), **_tokenizer_keys(config)}
     keys.update(metadata or {})
     for key, value in keys.items():
@@ -77,7 +78,7 @@ def write_tiny_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return path if path.is_file() else min(path.parent.glob(f"{path.stem}-*"))
 
 
 def gguf_name(name: str) -> str:

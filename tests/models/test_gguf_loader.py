@@ -248,3 +248,44 @@ def test_the_fingerprint_follows_the_file(tmp_path: Path) -> None:
     assert first == load_checkpoint(str(path)).fingerprint
     write_tiny_gguf(path, synthetic_checkpoint(1), metadata={"general.name": "another"})
     assert load_checkpoint(str(path)).fingerprint != first
+
+
+@pytest.fixture
+def split(tmp_path: Path) -> list[Path]:
+    """The parts of one model."""
+    first = write_tiny_gguf(
+        tmp_path / "m.gguf", synthetic_checkpoint(), Q.Q8_0, split_max_tensors=8
+    )
+    assert first.name == "m-00001-of-00003.gguf"
+    return sorted(tmp_path.iterdir())
+
+
+def test_a_split_model_is_one_by_each_of_its_parts_and_by_its_folder(split: list[Path]) -> None:
+    (folder := split[0].parent / "whole").mkdir()
+    whole = reload(folder, synthetic_checkpoint(), Q.Q8_0)
+    loaded = [load_checkpoint(str(path)) for path in (*split, split[0].parent)]
+    assert len({checkpoint.fingerprint for checkpoint in loaded}) == 1
+    for checkpoint in loaded:
+        assert checkpoint.config == whole.config
+        assert set(checkpoint.tensors.names()) == set(whole.tensors.names())
+        for name in whole.tensors.names():
+            np.testing.assert_array_equal(values(checkpoint, name), values(whole, name))
+        assert checkpoint.eos_token_ids == whole.eos_token_ids
+    split[2].write_bytes(split[2].read_bytes()[:-1] + b"x")
+    assert load_checkpoint(str(split[0])).fingerprint != loaded[0].fingerprint
+
+
+def test_parts_that_are_missing_or_mixed_up_are_named(split: list[Path]) -> None:
+    kept = split[1].read_bytes()
+    split[1].write_bytes(split[2].read_bytes())
+    with pytest.raises(ModelLoadError, match=r"m-00002-of-00003\.gguf is not part 2 of 3"):
+        load_checkpoint(str(split[0]))
+    split[1].write_bytes(kept[:-1])
+    with pytest.raises(ModelLoadError, match=r"m-00002-of-00003\.gguf is truncated"):
+        load_checkpoint(str(split[0]))
+    split[1].unlink()
+    with pytest.raises(ModelLoadError, match=r"m-00002-of-00003\.gguf is missing, a part of"):
+        load_checkpoint(str(split[0]))
+    alone = split[0].rename(split[0].with_name("first.gguf"))
+    with pytest.raises(ModelLoadError, match=r"one part of a split GGUF of 3.*rename"):
+        load_checkpoint(str(alone))

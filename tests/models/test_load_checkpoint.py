@@ -161,6 +161,22 @@ def test_one_gguf_file_of_a_repository(tmp_path: Path, monkeypatch: pytest.Monke
     assert asked == ["org/name", "q.gguf", None]
 
 
+def test_a_split_gguf_of_a_repository_comes_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_gguf(tmp_path / "q.gguf", synthetic_checkpoint(), split_max_tensors=12)
+    asked: list[str] = []
+
+    def hf_hub_download(repo: str, file: str, *, revision: str | None) -> str:
+        asked.append(file)
+        return str(tmp_path / Path(file).name)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", hf_hub_download)
+    model = "org/name:sub/q-00001-of-00002.gguf"
+    assert load_checkpoint(model).config.num_layers == 2
+    assert asked == ["sub/q-00001-of-00002.gguf", "sub/q-00002-of-00002.gguf"]
+
+
 def test_a_repository_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Offline (as every test is), with an empty cache: the real client's own error."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))

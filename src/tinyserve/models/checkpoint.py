@@ -159,9 +159,12 @@ def _load_existing(path: Path, name: str) -> Checkpoint:
         from tinyserve.models.hf_folder import load_folder
 
         return load_folder(path, name)
-    if len(gguf_files) == 1:
-        return _load_gguf(gguf_files[0], name)
     if gguf_files:
+        from tinyserve.models.gguf_parts import part_names
+
+        # Of a split file any part stands for all.
+        if all(file.name in part_names(gguf_files[0].name) for file in gguf_files):
+            return _load_gguf(gguf_files[0], name)
         listed = ", ".join(file.name for file in gguf_files)
         raise ModelLoadError(f"{path} holds several GGUF files, name one of them: {listed}")
     raise ModelLoadError(f"{path} has neither a config.json nor a .gguf file")

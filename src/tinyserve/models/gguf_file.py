@@ -97,12 +97,15 @@ class StringArray:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies; `shape` is slowest dimension first, `offset` counts from the start."""
+    """Where a tensor lies; `shape` is slowest dimension first, `offset` counts from the start of
+    the file `data`.
+    """
 
     name: str
     shape: tuple[int, ...]
     type_id: int
     offset: int
+    data: mmap.mmap
 
     @property
     def row_bytes(self) -> int:
@@ -157,7 +160,7 @@ class GGUFFile:
 
     def raw(self, info: TensorInfo) -> NDArray[np.uint8]:
         """The tensor's bytes as stored, `[rows, row_bytes]`: a read-only view of the file."""
-        flat = np.frombuffer(self._data, np.uint8, info.num_bytes, info.offset)
+        flat = np.frombuffer(info.data, np.uint8, info.num_bytes, info.offset)
         return flat.reshape(-1, info.row_bytes)
 
     def _read_header(self) -> None:
@@ -180,7 +183,7 @@ class GGUFFile:
             raise ModelLoadError(f"{self.path}: general.alignment is no number of bytes")
         start = -(-self._position // alignment) * alignment
         for name, shape, type_id, offset in infos:
-            self.tensors[name] = TensorInfo(name, shape, type_id, start + offset)
+            self.tensors[name] = TensorInfo(name, shape, type_id, start + offset, self._data)
         self._check_size()
 
     def _check_size(self) -> None:

@@ -22,6 +22,7 @@ from tinyserve.models.checkpoint import Checkpoint, drawable_ids
 from tinyserve.models.config import ModelConfig
 from tinyserve.models.gguf_file import GGUFFile, TensorInfo
 from tinyserve.models.gguf_metadata import Metadata, read_config
+from tinyserve.models.gguf_parts import open_gguf
 from tinyserve.models.gguf_tokenizer_spec import read_eos_token_ids, read_tokenizer_spec
 from tinyserve.models.gguf_types import SUPPORTED
 from tinyserve.models.layout import LM_HEAD, check_layout, tensor_shapes
@@ -54,7 +55,7 @@ def load_gguf(path: Path, name: str) -> Checkpoint:
 
     Raises ModelLoadError naming the key, tensor or type that is missing or unsupported.
     """
-    file = GGUFFile(path)
+    file, paths = open_gguf(path)
     metadata = Metadata(file)
     config = read_config(metadata)
     return Checkpoint(
@@ -63,7 +64,7 @@ def load_gguf(path: Path, name: str) -> Checkpoint:
         eos_token_ids=drawable_ids(read_eos_token_ids(metadata), config, str(path)),
         sampling_defaults={},
         tokenizer_spec=lambda: read_tokenizer_spec(metadata),
-        fingerprint=files_fingerprint([path]),
+        fingerprint=files_fingerprint(paths),
         name=name,
         pooling={1: "mean", 3: "last"}.get(metadata.get("{arch}.pooling_type", int) or 0),
     )

@@ -129,11 +129,6 @@ def read_config(metadata: Metadata) -> ModelConfig:
 
 def _refuse_variants(metadata: Metadata) -> None:
     path = metadata.file.path
-    if (metadata.get("split.count", int) or 1) > 1:
-        raise ModelLoadError(
-            f"{path} is one part of a split GGUF; merge the parts with llama.cpp's "
-            "llama-gguf-split --merge"
-        )
     if metadata.get("general.type", str) == "adapter":
         raise ModelLoadError(f"{path} is an adapter (LoRA), not a model; merge it into its base")
     if metadata.get("{arch}.attention.causal", bool) is False:

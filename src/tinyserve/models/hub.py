@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tinyserve.errors import ModelLoadError
+from tinyserve.models.gguf_parts import part_names
 
 # What the loaders read. Other formats of the same weights (.bin, .pth, .onnx, original/) are left
 # out.
@@ -53,9 +54,11 @@ def download(hub_id: HubId) -> Path:
         importlib.import_module("huggingface_hub.utils").disable_progress_bars()
     try:
         if hub_id.file is not None:
-            return Path(
-                huggingface_hub.hf_hub_download(hub_id.repo, hub_id.file, revision=hub_id.revision)
-            )
+            parts = [
+                huggingface_hub.hf_hub_download(hub_id.repo, name, revision=hub_id.revision)
+                for name in part_names(hub_id.file)
+            ]
+            return Path(parts[0])
         folder = Path(
             huggingface_hub.snapshot_download(
                 hub_id.repo,
