@@ -4,29 +4,47 @@ uses, and what it can give back.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from pathlib import Path
 
-_CGROUP = Path("/sys/fs/cgroup")
-_LIMITS = (_CGROUP / "memory.max", _CGROUP / "memory" / "memory.limit_in_bytes")
-_USES = (_CGROUP / "memory.current", _CGROUP / "memory" / "memory.usage_in_bytes")
+_ROOT, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_FILES = (  # limit and use, of cgroup v2 and v1
+    ("memory.max", "memory.current"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+)
 
 
 def total_memory() -> int:
     """Bytes that exist for this process."""
-    limit = _first_number(_LIMITS)
-    machine = _machine_bytes("SC_PHYS_PAGES")
-    return machine if limit is None else min(machine, limit)
+    return min([_machine_bytes("SC_PHYS_PAGES"), *(limit for limit, _ in cgroup_limits())])
 
 
 def available_memory() -> int:
     """Bytes that are free for this process now; reclaimable caches of a cgroup count as used."""
-    free = _meminfo_available()
-    limit, used = _first_number(_LIMITS), _first_number(_USES)
-    if limit is not None and used is not None:
-        free = min(free, max(0, limit - used))
-    return free
+    return min([_meminfo_available(), *(max(0, limit - used) for limit, used in cgroup_limits())])
+
+
+def cgroup_limits(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> list[tuple[int, int]]:
+    """(limit, use) of this process's cgroup and of those around it, which bind it, too: a
+    container's is the root, a service's (systemd, SLURM) lies below it.
+    """
+    folders = [root, root / "memory"]
+    with contextlib.suppress(OSError):
+        for line in membership.read_text().splitlines():
+            _, controllers, path = f"{line}::".split(":")[:3]
+            folder = (base := root / controllers) / path.strip("/")
+            while controllers in ("", "memory") and folder != base:
+                folders.append(folder)
+                folder = folder.parent
+    found = []
+    for folder in folders:
+        for names in _FILES:
+            limit, used = (_number(folder / name) for name in names)
+            if limit is not None and limit < 1 << 60:  # more says that there is none
+                found.append((limit, used or 0))
+    return found
 
 
 def resident_memory() -> int:
@@ -62,13 +80,9 @@ def _machine_bytes(pages: str) -> int:
     return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-def _first_number(paths: tuple[Path, ...]) -> int | None:
-    """The number in the first file that holds one; "max" and huge values mean no limit."""
-    for path in paths:
-        try:
-            value = int(path.read_text())
-        except (OSError, ValueError):
-            continue
-        if value < 1 << 60:
-            return value
-    return None
+def _number(path: Path) -> int | None:
+    """The number in a file; None where there is no file, or another word ("max")."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
