@@ -12,6 +12,7 @@ from helpers.tiny_gguf import Q, write_tiny_gguf
 
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import build_engine
+from tinyserve.engine.runner import ModelRunner
 from tinyserve.errors import ModelLoadError
 from tinyserve.models.synthetic import synthetic_checkpoint
 
@@ -63,3 +64,14 @@ def test_the_fingerprint_tells_how_bf16_is_multiplied() -> None:
             assert is_told == ((dtype, products) == ("bf16", "bf16x3"))
     assert prints["bf16"][0] != prints["bf16"][1]
     assert prints["f32"][0] == prints["f32"][1]
+
+
+def test_rotary_tables_are_no_longer_than_what_the_cache_holds() -> None:
+    """A model's context may be of millions of tokens, and the tables gigabytes."""
+    settings = {"cache": {"num_blocks": 4}, "scheduler": {"max_model_len": "auto"}}
+    config = TinyServeConfig.from_dict({"model": {"name": "synthetic"}, **settings})
+    engine = build_engine(config)
+    runner = engine.core.runner
+    assert isinstance(runner, ModelRunner)
+    assert engine.config.scheduler.max_model_len == 2048
+    assert len(runner.decoder.layers[0].attention.cos) == 4 * 16

@@ -162,6 +162,15 @@ def test_a_position_is_the_same_in_every_table_length() -> None:
     np.testing.assert_array_equal(short[1], long[1][:10])
 
 
+@pytest.mark.parametrize("kind", ["none", "yarn", "dynamic"])
+def test_the_beginning_of_a_table_is_that_of_the_whole(kind: str) -> None:
+    """A KV-cache that holds less than the context needs no more; dynamic scales by the context."""
+    rope = RopeConfig(kind=kind, factor=4.0, original_max_position=64)
+    part, whole = rope_table(rope, HEAD_DIM, 1000, 10), rope_table(rope, HEAD_DIM, 1000)
+    for cut, table in zip(part, whole, strict=True):
+        np.testing.assert_array_equal(cut, table[:10])
+
+
 def test_angles_are_rounded_once() -> None:
     cos, sin = rope_table(RopeConfig(), HEAD_DIM, 9000)
     angle = 8999 * 10000.0 ** (-2 * np.arange(32) / 64)

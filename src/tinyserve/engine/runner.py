@@ -73,7 +73,8 @@ class ModelRunner:
             dtype=resolve_kv_dtype(checkpoint, options),
         )
         limit = scheduler.max_model_len or config.max_position_embeddings
-        decoder = load_decoder(checkpoint, backend, options, limit, progress)
+        held = cache.num_blocks * cache.block_size  # no sequence is longer, whatever the limit
+        decoder = load_decoder(checkpoint, backend, options, limit, progress, min(limit, held))
         pool = KVPool(layout, cache.num_swap_blocks)
         return cls(decoder, pool, backend, min(scheduler.max_num_batched_tokens, 4096))
 

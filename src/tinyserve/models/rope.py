@@ -24,8 +24,11 @@ F64 = NDArray[np.float64]
 KINDS = ("none", "linear", "llama3", "yarn", "dynamic")
 
 
-def rope_table(config: RopeConfig, head_dim: int, max_positions: int) -> tuple[F32, F32]:
-    """cos and sin, f32 `[max_positions, head_dim / 2]` each, with YaRN's factor multiplied in.
+def rope_table(
+    config: RopeConfig, head_dim: int, max_positions: int, num_rows: int | None = None
+) -> tuple[F32, F32]:
+    """cos and sin, f32 `[max_positions, head_dim / 2]` each, with YaRN's factor multiplied in; of
+    the first `num_rows` positions where that is given.
 
     Column i belongs to dimensions i and i + head_dim / 2 of a head (Hugging Face's half-split
     order). Raises ModelLoadError for parameters that give no angles.
@@ -33,7 +36,8 @@ def rope_table(config: RopeConfig, head_dim: int, max_positions: int) -> tuple[F
     try:
         with np.errstate(all="ignore"):
             inv_freq, scale = inverse_frequencies(config, head_dim, max_positions)
-            angles = np.arange(max_positions, dtype=np.float64)[:, None] * inv_freq[None, :]
+            positions = np.arange(num_rows or max_positions, dtype=np.float64)
+            angles = positions[:, None] * inv_freq[None, :]
             tables = [(turn(angles) * scale).astype(np.float32) for turn in (np.cos, np.sin)]
     except (ArithmeticError, ValueError) as error:  # divisions by zero, logarithms of nothing
         raise ModelLoadError(f"rope scaling {config.kind!r} makes no sense: {error}") from None

@@ -62,13 +62,16 @@ def load_decoder(
     options: ModelOptions,
     max_positions: int,
     progress: Progress | None = None,
+    num_positions: int | None = None,
 ) -> Decoder:
-    """Prepare every weight of the model for `backend`; rotary tables cover `max_positions`.
+    """Prepare every weight of the model for `backend`; rotary tables are those of `max_positions`,
+    of which `num_positions` can occur (None: all).
 
     Raises ModelLoadError naming the tensor that is missing or unsupported.
     """
     cache = PackedCache.for_model(checkpoint, backend, options)
-    return _Loader(checkpoint, backend, options, cache, progress).decoder(max_positions)
+    loader = _Loader(checkpoint, backend, options, cache, progress)
+    return loader.decoder(max_positions, num_positions)
 
 
 class _Loader:
@@ -87,9 +90,9 @@ class _Loader:
         self.cache = cache
         self.progress = progress
 
-    def decoder(self, max_positions: int) -> Decoder:
+    def decoder(self, max_positions: int, num_positions: int | None) -> Decoder:
         config = self.config
-        cos, sin = rope_table(config.rope, config.head_dim, max_positions)
+        cos, sin = rope_table(config.rope, config.head_dim, max_positions, num_positions)
         layers = []
         for index in range(config.num_layers):
             if self.progress is not None:
