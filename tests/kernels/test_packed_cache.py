@@ -215,6 +215,36 @@ def test_an_unwritable_folder_only_warns(
     assert np.isfinite(logits(decoder, native)).all()
 
 
+def test_a_folder_that_may_not_be_looked_into_costs_only_time(
+    checkpoint: Checkpoint,
+    native: NativeBackend,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    for name in ("stat", "open", "mkdir"):
+        monkeypatch.setattr(Path, name, refuse)
+    with caplog.at_level(logging.WARNING, logger="tinyserve"):
+        decoder = load(checkpoint, native)
+    assert "could not keep the packed weights" in caplog.text
+    assert np.isfinite(logits(decoder, native)).all()
+
+
+def test_users_of_one_cache_may_read_what_others_wrote(
+    checkpoint: Checkpoint, native: NativeBackend, cache_folder: Path
+) -> None:
+    """As the umask has it; files for temporary use would be their owner's alone."""
+    before = os.umask(0o022)
+    try:
+        load(checkpoint, native)
+    finally:
+        os.umask(before)
+    (path,) = cache_folder.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
 def test_a_full_disk_leaves_no_half_file(
     checkpoint: Checkpoint,
     native: NativeBackend,

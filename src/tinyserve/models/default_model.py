@@ -10,6 +10,7 @@ never found there.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 from pathlib import Path
 
@@ -60,8 +61,9 @@ def find_default_model() -> Path | None:
     by pip.
     """
     for path in (cache_dir() / FILE_NAME, _packaged_file()):
-        if path is not None and path.is_file() and path.stat().st_size == NUM_BYTES:
-            return path
+        with contextlib.suppress(OSError):  # a folder that may not be looked into
+            if path is not None and path.is_file() and path.stat().st_size == NUM_BYTES:
+                return path
     return None
 
 

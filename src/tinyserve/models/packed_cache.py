@@ -8,14 +8,11 @@ that does not check out is ignored and written anew. Only the native back end pa
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
-import tempfile
-import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +23,7 @@ import numpy as np
 from tinyserve.config import ModelOptions
 from tinyserve.kernels.ops import NUMERICS_VERSION, Backend, Linear
 from tinyserve.kernels.packing import PACKING_VERSION, PackedWeight, aligned_bytes
-from tinyserve.models.cache import cache_dir
+from tinyserve.models.cache import cache_dir, sweep
 from tinyserve.models.checkpoint import Checkpoint
 
 logger = logging.getLogger("tinyserve")
@@ -47,7 +44,7 @@ class PackedCache:
         self._prepared: dict[str, Linear] = {}
         self._stored: dict[str, Any] = {}
         self._data: Any = None
-        if path is not None and path.exists():
+        if path is not None:
             self._read(path)
 
     @classmethod
@@ -95,6 +92,8 @@ class PackedCache:
                 file.readinto(data.data)
             if first != _first_line(zlib.crc32(data.data, zlib.crc32(header))):
                 raise ValueError("damaged, or not a packed model")
+        except FileNotFoundError:
+            return
         except (OSError, ValueError) as error:
             logger.warning("ignoring the packed weights in %s: %s", path, error)
             return
@@ -126,9 +125,10 @@ class PackedCache:
         matrices = {key: _entry(linear, place) for key, linear in self._prepared.items()}
         header = json.dumps(matrices).encode() + b"\n"
         path.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(path.parent)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=UNDONE, delete=False) as file:
-            try:
+        sweep(path.parent, f"*{UNDONE}", STALE_S)  # each of them costs a model
+        undone = path.with_name(f"{path.stem}-{os.urandom(8).hex()}{UNDONE}")
+        try:
+            with undone.open("xb") as file:
                 file.write(_first_line(0) + header)
                 checksum = zlib.crc32(header)
                 for array in arrays:
@@ -137,19 +137,10 @@ class PackedCache:
                         file.write(piece)
                 file.seek(0)
                 file.write(_first_line(checksum))
-                file.close()
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what writers that were killed have left: else each of them would cost a model."""
-    for path in folder.glob(f"*{UNDONE}"):
-        with contextlib.suppress(FileNotFoundError):  # another process sweeps, too
-            if time.time() - path.stat().st_mtime > STALE_S:
-                path.unlink()
+            os.replace(undone, path)
+        except BaseException:
+            undone.unlink(missing_ok=True)
+            raise
 
 
 def _first_line(checksum: int) -> bytes:

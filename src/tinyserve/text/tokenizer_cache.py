@@ -85,7 +85,7 @@ def _read(path: Path) -> tokenizers.Tokenizer | None:
 
 def _write(path: Path, backend: tokenizers.Tokenizer) -> None:
     body = _fast_json(backend)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    temporary = path.with_suffix(f".{os.urandom(8).hex()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_bytes(_checksum(body) + b"\n" + body)
