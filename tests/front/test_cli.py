@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,7 +23,7 @@ from tinyserve.cli import chat, doctor, generate, main
 from tinyserve.cli.options import build_parser, configuration, sampling_fields
 from tinyserve.config import ServerConfig, TinyServeConfig, all_settings
 from tinyserve.engine.llm import LLM
-from tinyserve.errors import ConfigError
+from tinyserve.errors import ConfigError, EngineDeadError
 from tinyserve.server.listen import listening
 
 
@@ -262,6 +263,22 @@ def test_doctor_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["back end"].startswith("numpy")
 
 
+def test_doctor_names_every_dependency() -> None:
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    declared = project.partition("\ndependencies = [\n")[2].partition("\n]\n")[0]
+    names = re.findall(r'"([\w-]+)', declared)
+    assert "numpy" in names
+    assert [shown.split()[0] for shown in dict(doctor.findings())["packages"].split(", ")] == names
+
+
+def test_doctor_with_a_cache_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINYSERVE_CACHE", str(tmp_path))
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert dict(doctor.findings())["cache folder"] == f"{tmp_path} (may not be written)"
+    monkeypatch.setenv("TINYSERVE_CACHE", "~no such user/cache")
+    assert "TINYSERVE_CACHE must name" in dict(doctor.findings())["cache folder"]
+
+
 def run_server(*argv: str) -> tuple[subprocess.Popen[str], str]:
     """A server process on a free port, and its URL once it is ready."""
     env = {**os.environ, "TINYSERVE_BACKEND": "numpy", "PYTHONUNBUFFERED": "1"}
@@ -356,6 +373,19 @@ def test_any_standard_stream_may_be_closed(closed: str) -> None:
         ["sh", "-c", f"{command} --max-tokens 2"], capture_output=True, env=env, timeout=60
     )
     assert (run.returncode, run.stderr) == (0, b"")
+
+
+def test_a_dead_engine_is_worth_another_start(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Supervisors are told not to try again after exit code 2 (deploy/tinyserve.service)."""
+
+    def run(*_: object) -> int:
+        raise EngineDeadError("the engine has stopped: why")
+
+    monkeypatch.setattr(cli, "run_command", run)
+    assert main(["serve"]) == 1
+    assert capsys.readouterr().err == "tinyserve: the engine has stopped: why\n"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from helpers.fake_service import SpeakingLogits, SpeakingRunner, make_engine
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine
 from tinyserve.engine.plan import StepPlan
-from tinyserve.errors import TinyServeError
+from tinyserve.errors import EngineDeadError
 from tinyserve.logs import configure_logging
 from tinyserve.server.run import serve
 
@@ -58,9 +58,9 @@ def main() -> int:
     threading.Thread(target=load, daemon=True).start()
     try:
         serve(loading, server, on_ready=lambda engine, url: print(url, flush=True))
-    except TinyServeError as error:
+    except EngineDeadError as error:
         print(error, file=sys.stderr)
-        return 2
+        return 1
     return 0
 
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from tinyserve.cli.options import build_parser
-from tinyserve.errors import TinyServeError
+from tinyserve.errors import EngineDeadError, TinyServeError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_command(arguments.command, arguments)
     except TinyServeError as error:
         print(f"tinyserve: {error}", file=sys.stderr)
-        return 2
+        # Starting a dead engine again helps, the same settings and files do not.
+        return 1 if isinstance(error, EngineDeadError) else 2
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # `tinyserve generate ... | head`
