@@ -106,6 +106,17 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         load_checkpoint(str(path))
 
 
+def test_a_folder_that_may_not_be_looked_into_is_not_called_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(path: Path, **_: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(ModelLoadError, match=r"cannot read /somebody/model.*Permission denied"):
+        load_checkpoint("/somebody/model")
+
+
 @pytest.mark.parametrize(
     ("model", "expected"),
     [

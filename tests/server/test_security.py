@@ -164,9 +164,10 @@ def test_keys_are_compared_in_constant_time_with_every_one(
         assert compared == [key.encode() for key in KEYS]
 
 
-def test_keys_from_a_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["# clients\nalpha\n\n  beta  \n", "\ufeffalpha\r\nbeta\r\n"])
+def test_keys_from_a_file(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys"
-    file.write_text("# clients\nalpha\n\n  beta  \n")
+    file.write_bytes(text.encode())
     engine = make_engine(server={"api_key": "gamma", "api_key_file": str(file)})
     with live(engine) as served:
         for key in ("alpha", "beta", "gamma"):

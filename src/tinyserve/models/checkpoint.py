@@ -134,9 +134,12 @@ def load_path(path: Path, name: str) -> Checkpoint:
 
 
 def _existing_path(model: str) -> Path | None:
+    path = Path(model)
     try:
-        path = Path(model).expanduser()
+        path = path.expanduser()
         return path if path.exists() else None
+    except PermissionError:  # something is there
+        return path
     except (OSError, ValueError, RuntimeError):  # too long, a NUL, an unknown user's home
         return None
 

@@ -34,7 +34,8 @@ def load_keys(config: ServerConfig) -> tuple[str, ...]:
     if config.api_key_file is None:
         return config.api_key
     try:
-        lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()
+        # Windows' editors begin a file with a mark, which would become part of the first key.
+        lines = Path(config.api_key_file).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"server.api_key_file: cannot read it: {error}") from None
     keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]

@@ -17,6 +17,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from types import FrameType
 
 import uvicorn
@@ -104,6 +105,12 @@ def web_settings(app: App, config: ServerConfig) -> uvicorn.Config:
     )
     if config.access_log:  # whose lines are INFO, below the level of uvicorn's others
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        try:
+            if (path := getattr(config, name)) is not None:
+                Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"server.{name}: cannot read it: {error}") from None
     try:
         settings.load()
     except OSError as error:  # ssl.SSLError is one
