@@ -179,7 +179,7 @@ def _convert(declared: Setting, value: Any) -> Any:
         return parse_size(declared, value)
     if kind == "strings":
         items = [value] if isinstance(value, str) else value
-        if isinstance(items, list | tuple) and all(isinstance(i, str) for i in items):
+        if isinstance(items, list | tuple) and all(map(_is_unicode, items)):
             return tuple(items)
         raise _wrong(declared, value)
     if kind == "float" and isinstance(value, int) and not isinstance(value, bool):
@@ -196,6 +196,13 @@ def _convert(declared: Setting, value: Any) -> Any:
     if kind == "size" and value > _MAX_SIZE:
         raise _wrong(declared, value)
     return value
+
+
+def _is_unicode(value: Any) -> bool:
+    """A string that can be sent: bytes of another encoding come from the command line as halves of
+    surrogate pairs. (A path may have them.)
+    """
+    return isinstance(value, str) and not any("\ud800" <= mark <= "\udfff" for mark in value)
 
 
 def parse_text(declared: Setting, text: str) -> Any:

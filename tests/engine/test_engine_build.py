@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import build_engine
 from tinyserve.engine.runner import ModelRunner
 from tinyserve.errors import ModelLoadError
+from tinyserve.models.export import write_checkpoint
 from tinyserve.models.synthetic import synthetic_checkpoint
 
 
@@ -34,7 +36,7 @@ def test_a_loaded_model_leaves_its_file_alone(
         for _ in ("from the file", "from the cache"):
             engine = build_engine(config_of(path))
             assert engine.core.memory_report()["weights"]["touched"] > 0
-            assert str(path) not in Path("/proc/self/maps").read_text()
+            assert str(path) not in Path("/proc/self/maps").read_text(errors="replace")
     finally:
         gc.enable()
 
@@ -75,3 +77,12 @@ def test_rotary_tables_are_no_longer_than_what_the_cache_holds() -> None:
     assert isinstance(runner, ModelRunner)
     assert engine.config.scheduler.max_model_len == 2048
     assert len(runner.decoder.layers[0].attention.cos) == 4 * 16
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems' paths are Unicode")
+def test_a_model_may_lie_where_no_unicode_leads(tmp_path: Path) -> None:
+    """On Linux a path is bytes; names in answers and metrics are text."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    write_checkpoint(synthetic_checkpoint(), folder, dtype="f32")
+    config = TinyServeConfig.from_dict({"model": {"name": str(folder)}, "cache": {"num_blocks": 4}})
+    assert build_engine(config).model_name == f"{tmp_path}/caf\ufffd"

@@ -87,6 +87,11 @@ def test_every_setting_has_an_option_in_the_help(capsys: pytest.CaptureFixture[s
         (["serve", "--api-key", ""], "server.api_key is given, but empty (from --api-key)"),
         (["serve", "--api-key", "a", "--api-key", " , "], "server.api_key is given, but empty"),
         (["serve", "--served-model-name", ""], "server.served_model_name is given, but empty"),
+        (
+            ["serve", "--served-model-name", "caf\udce9"],
+            "server.served_model_name must be a string",
+        ),
+        (["serve", "--api-key", "caf\udce9"], "server.api_key must be a string"),
         (["serve", "--host", ""], "server.host must not be empty"),
         (["serve", "--max-model-len", "1"], "an integer from 2 to 16777216"),
         (["serve", "--kv-cache-memory", "9" * 400], "cache.kv_cache_memory must be a size"),

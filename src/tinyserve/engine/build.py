@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -136,7 +137,8 @@ def assemble(
             resolve_message_format(config.model, tokenizer),
         ),
         config=config,
-        model_name=checkpoint.name,
+        # A path need not be Unicode; what answers and metrics show must be.
+        model_name=os.fsencode(checkpoint.name).decode(errors="replace"),
         fingerprint=_system_fingerprint(config.model, checkpoint, runner),
         notes=tuple(notes),
         model=checkpoint.config,

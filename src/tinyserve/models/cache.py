@@ -53,7 +53,8 @@ def files_fingerprint(paths: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for path in sorted(paths):
         status = path.stat()
-        digest.update(f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        about = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\n"
+        digest.update(os.fsencode(about))  # a path need not be Unicode
         with path.open("rb", buffering=0) as file:
             for place in range(NUM_SAMPLES):
                 file.seek(place * max(0, status.st_size - SAMPLE_SIZE) // (NUM_SAMPLES - 1))

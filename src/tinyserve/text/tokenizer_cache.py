@@ -50,7 +50,7 @@ def _build(spec: TokenizerSpec) -> tokenizers.Tokenizer:
         import tokenizers
 
         try:
-            return tokenizers.Tokenizer.from_file(str(spec.tokenizer_json))
+            return tokenizers.Tokenizer.from_buffer(spec.tokenizer_json.read_bytes())
         except Exception as error:  # the library raises bare Exception
             raise ModelLoadError(f"cannot read {spec.tokenizer_json}: {error}") from error
     from tinyserve.text.gguf_tokenizer import build_gguf_tokenizer
@@ -65,7 +65,7 @@ def _key(spec: TokenizerSpec, fingerprint: str) -> str:
     if spec.tokenizer_json is not None and spec.tokenizer_json.is_file():
         stat = spec.tokenizer_json.stat()
         parts += [str(spec.tokenizer_json.resolve()), str(stat.st_size), str(stat.st_mtime_ns)]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    return hashlib.sha256(os.fsencode("\0".join(parts))).hexdigest()[:32]
 
 
 def _read(path: Path) -> tokenizers.Tokenizer | None:
