@@ -235,6 +235,16 @@ def test_rope_scaling_of_the_metadata(tmp_path: Path) -> None:
     assert rope.attention_factor == pytest.approx(2.0 * (1 + 0.1 * math.log(4)))
 
 
+def test_recommended_sampling_of_the_metadata(tmp_path: Path) -> None:
+    """As of a folder's generation_config.json, which converters copy; what is no number is not."""
+    named = {"temp": 0.7, "top_p": 0.95, "top_k": 20, "min_p": "no", "penalty_repeat": 1.05}
+    metadata = {f"general.sampling.{key}": value for key, value in named.items()}
+    loaded = reload(tmp_path, synthetic_checkpoint(), metadata=metadata)
+    expected = {"temperature": 0.7, "top_p": 0.95, "top_k": 20, "repetition_penalty": 1.05}
+    assert loaded.sampling_defaults == expected
+    assert reload(tmp_path, synthetic_checkpoint()).sampling_defaults == {}
+
+
 def test_one_value_for_all_layers_may_be_an_array(tmp_path: Path) -> None:
     metadata = {"llama.attention.head_count_kv": [2, 2], "llama.attention.sliding_window": 64}
     config = reload(tmp_path, synthetic_checkpoint(), metadata=metadata).config

@@ -272,7 +272,7 @@ def sampling_defaults(options: ModelOptions, checkpoint: Checkpoint) -> dict[str
         try:
             SamplingParams(**{name: value})
         except RequestError as error:
-            logger.warning("generation_config.json: %s; it is ignored", error)
+            logger.warning("sampling defaults of the model: %s; it is ignored", error)
         else:
             defaults[name] = value
     defaults |= options.override_generation_config or {}

@@ -49,12 +49,12 @@ class Checkpoint:
     """A model ready to be packed and run.
 
     `eos_token_ids`: every id that ends a text, from all files that name one, each inside the
-    vocabulary. `sampling_defaults`: what the model's authors recommend (generation_config.json),
-    under the names of `SamplingParams`. `tokenizer_spec` reads the tokenizer's files; it raises
-    ModelLoadError where they are missing. `fingerprint`: changes whenever the files do, so it is
-    part of the keys of caches; empty where there are no files and nothing is to be cached. `name`:
-    what the user called it. `pooling`: how the authors make embeddings ("last" or "mean"), where
-    the files say so.
+    vocabulary. `sampling_defaults`: what the model's authors recommend (generation_config.json,
+    GGUF's `general.sampling`), under the names of `SamplingParams`. `tokenizer_spec` reads the
+    tokenizer's files; it raises ModelLoadError where they are missing. `fingerprint`: changes
+    whenever the files do, so it is part of the keys of caches; empty where there are no files and
+    nothing is to be cached. `name`: what the user called it. `pooling`: how the authors make
+    embeddings ("last" or "mean"), where the files say so.
     """
 
     config: ModelConfig

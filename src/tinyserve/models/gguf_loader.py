@@ -21,7 +21,7 @@ from tinyserve.models.cache import files_fingerprint
 from tinyserve.models.checkpoint import Checkpoint, drawable_ids
 from tinyserve.models.config import ModelConfig
 from tinyserve.models.gguf_file import GGUFFile, TensorInfo
-from tinyserve.models.gguf_metadata import Metadata, read_config
+from tinyserve.models.gguf_metadata import Metadata, read_config, read_sampling_defaults
 from tinyserve.models.gguf_parts import open_gguf
 from tinyserve.models.gguf_tokenizer_spec import read_eos_token_ids, read_tokenizer_spec
 from tinyserve.models.gguf_types import SUPPORTED
@@ -62,7 +62,7 @@ def load_gguf(path: Path, name: str) -> Checkpoint:
         config=config,
         tensors=GGUFTensors(file, config, unpermute=metadata.architecture == "llama"),
         eos_token_ids=drawable_ids(read_eos_token_ids(metadata), config, str(path)),
-        sampling_defaults={},
+        sampling_defaults=read_sampling_defaults(metadata),
         tokenizer_spec=lambda: read_tokenizer_spec(metadata),
         fingerprint=files_fingerprint(paths),
         name=name,

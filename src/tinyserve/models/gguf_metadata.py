@@ -23,6 +23,13 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
+_SAMPLING_KEYS = {  # general.sampling.* -> ours
+    "temp": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "penalty_repeat": "repetition_penalty",
+}
 
 T = TypeVar("T", int, float, str, bool)
 Array = TypeVar("Array", StringArray, NDArray[Any])
@@ -125,6 +132,21 @@ def read_config(metadata: Metadata) -> ModelConfig:
     )
     check_config(config, str(metadata.file.path))
     return config
+
+
+def read_sampling_defaults(metadata: Metadata) -> dict[str, float | int]:
+    """What the authors recommend; newer converters copy it from generation_config.json.
+
+    Whether the values make sense is seen where they are used (`engine.build`).
+    """
+    defaults: dict[str, float | int] = {}
+    for key, name in _SAMPLING_KEYS.items():
+        value: Any = metadata.file.metadata.get(f"general.sampling.{key}")
+        if isinstance(value, float) and math.isfinite(value):
+            defaults[name] = float(f"{value:.6g}")  # 0.7 again: it was stored in 32 bits
+        elif isinstance(value, int) and not isinstance(value, bool):
+            defaults[name] = value
+    return defaults
 
 
 def _refuse_variants(metadata: Metadata) -> None:
