@@ -277,3 +277,29 @@ def test_what_killed_writers_left_is_removed(
     assert young.exists()  # somebody may be writing it
     assert other.exists()
     assert len(list(cache_folder.glob("*.bin"))) == 2
+
+
+def test_the_folder_does_not_grow_for_ever(
+    checkpoint: Checkpoint,
+    native: NativeBackend,
+    cache_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other options and new versions have files of their own; the oldest use goes first."""
+    load(checkpoint, native)
+    (used,) = cache_folder.iterdir()
+    size = used.stat().st_size
+    old = cache_folder / "old.bin"
+    old.write_bytes(bytes(size))
+    os.utime(old, (2, 2))
+    os.utime(used, (1, 1))
+    load(checkpoint, native)  # reading is use
+    monkeypatch.setattr(packed_cache, "KEPT", 2 * size + size // 2)
+    load(dataclasses.replace(checkpoint, fingerprint="f2"), native)
+    assert len(left := set(cache_folder.iterdir())) == 2
+    assert used in left
+    assert old not in left
+    monkeypatch.setattr(packed_cache, "KEPT", 1)
+    load(dataclasses.replace(checkpoint, fingerprint="f3"), native)
+    (newest,) = cache_folder.iterdir()
+    assert newest not in left

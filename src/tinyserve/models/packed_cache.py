@@ -8,11 +8,13 @@ that does not check out is ignored and written anew. Only the native back end pa
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
 import re
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +30,7 @@ from tinyserve.models.checkpoint import Checkpoint
 
 logger = logging.getLogger("tinyserve")
 
+KEPT = 8 << 30  # bytes of all files; beyond that, those go that were used longest ago
 LARGEST = 2 << 30  # bytes; larger models are packed at every start rather than kept twice on disk
 ALIGNMENT = 64
 UNDONE = ".tmp"  # files that are still written
@@ -83,6 +86,9 @@ class PackedCache:
             self._write(self._path)
         except OSError as error:
             logger.warning("could not keep the packed weights in %s: %s", self._path, error)
+            return
+        with contextlib.suppress(OSError):  # others make room, too
+            _make_room(self._path)
 
     def _read(self, path: Path) -> None:
         try:
@@ -92,6 +98,8 @@ class PackedCache:
                 file.readinto(data.data)
             if first != _first_line(zlib.crc32(data.data, zlib.crc32(header))):
                 raise ValueError("damaged, or not a packed model")
+            with contextlib.suppress(OSError):  # a read-only cache is fine
+                os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))  # it has been used
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
@@ -141,6 +149,16 @@ class PackedCache:
         except BaseException:
             undone.unlink(missing_ok=True)
             raise
+
+
+def _make_room(newest: Path) -> None:
+    """Keep the folder within KEPT: each model, option and version has a file of its own."""
+    files = [(path.stat().st_atime, path) for path in newest.parent.glob("*.bin")]
+    total = 0
+    for _, path in sorted(files, reverse=True):
+        total += path.stat().st_size
+        if total > KEPT and path != newest:
+            path.unlink()
 
 
 def _first_line(checksum: int) -> bytes:
