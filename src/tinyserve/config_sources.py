@@ -81,11 +81,15 @@ def layer_from_mapping(values: Any, where: str, sections: Sections) -> Layer:
     """The settings of nested mappings; `where` names them in errors."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} must be a mapping of sections, got {type(values).__name__}")
+    homes = {name: home for home, kind in sections.items() for name in settings_of(kind)}
     layer: Layer = {}
     for section, entries in values.items():
         if section not in sections:
+            name = str(section).replace("-", "_")  # other servers' files have no sections
+            hint = f" (did you mean '{homes[name]}.{name}'?)" if name in homes else ""
             raise ConfigError(
-                f"unknown section {section!r} in {where}" + did_you_mean(str(section), sections)
+                f"unknown section {section!r} in {where}"
+                + (hint or did_you_mean(str(section), sections))
             )
         if entries is None:
             continue  # "cache:" with nothing under it

@@ -105,6 +105,8 @@ def test_values_are_frozen() -> None:
             "spec.method is set twice",
         ),
         ({"spec": {"method": "psychic"}}, "spec.method"),
+        ({"port": 80}, "unknown section 'port' in configuration (did you mean 'server.port'?)"),
+        ({"max-model-len": 80}, "(did you mean 'scheduler.max_model_len'?)"),
     ],
 )
 def test_errors_name_the_key(values: dict[str, Any], named: str) -> None:
