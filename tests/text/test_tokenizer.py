@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -230,3 +232,48 @@ def test_folder_round_trip(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_spec(TokenizerSpec.from_folder(tmp_path))
     prompt = tokenizer.chat_template.render([{"role": "user", "content": "hello"}])
     assert tokenizer.encode(prompt, add_special_tokens=False) == tokenizer.encode("hello")
+
+
+LISTED = {"1": {"content": IM_START, "special": True}, "2": {"content": IM_END, "special": True}}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config.json": {"eos_token": IM_END, "bos_token": {"content": IM_START}}},
+        {"special_tokens_map.json": {"eos_token": IM_END, "bos_token": {"content": IM_START}}},
+        {"tokenizer_config.json": {"additional_special_tokens": [IM_START, IM_END]}},
+        {"tokenizer_config.json": {"extra_special_tokens": {"a": IM_START, "b": IM_END}}},
+        {"tokenizer_config.json": {"added_tokens_decoder": LISTED}},
+        {
+            "added_tokens.json": {IM_START: 1, IM_END: 2},
+            "tokenizer_config.json": {"additional_special_tokens": [IM_END, IM_START]},
+        },
+    ],
+    ids=str,
+)
+def test_tokens_that_other_files_name_match_in_text(tmp_path: Path, files: dict[str, Any]) -> None:
+    """As in transformers. Their pieces, as which a chat's marks would reach the model, are nothing
+    that it was trained on.
+    """
+    content = json.loads(byte_level_backend().to_str())
+    content["added_tokens"] = []  # only entries of the vocabulary, as any word
+    for name, value in {"tokenizer.json": content, **files}.items():
+        (tmp_path / name).write_text(json.dumps(value))
+    tokenizer = Tokenizer.from_spec(TokenizerSpec.from_folder(tmp_path))
+    text = f"{IM_START}hello{IM_END}"
+    assert tokenizer.encode(text) == byte_level().encode(text)
+    assert tokenizer.special_ids >= {BOS_ID, EOS_ID}
+    assert tokenizer.vocab_size == byte_level().vocab_size
+
+
+def test_a_new_token_of_another_file_comes_last(tmp_path: Path) -> None:
+    backend = byte_level_backend()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    size = backend.get_vocab_size()
+    listed = {str(size + 1): {"content": "<b>", "lstrip": True}, str(size): {"content": "<a>"}}
+    config = {"added_tokens_decoder": {**listed, "odd": 5, "7": "odd"}, "eos_token": ""}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = Tokenizer.from_spec(TokenizerSpec.from_folder(tmp_path))
+    assert tokenizer.encode("<a>  <b>") == [size, size + 1]
+    assert tokenizer.decode([size, size + 1]) == "<a><b>"

@@ -33,6 +33,8 @@ _FINGERPRINTED = (
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
 )
 MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers
 

@@ -21,7 +21,7 @@ from tinyserve.errors import ModelLoadError, RequestError
 from tinyserve.text.detokenizer import IncrementalDetokenizer
 from tinyserve.text.pieces import TokenPieces
 from tinyserve.text.template import ChatTemplate
-from tinyserve.text.tokenizer_spec import TokenizerSpec
+from tinyserve.text.tokenizer_spec import NamedToken, TokenizerSpec
 
 if TYPE_CHECKING:
     import tokenizers
@@ -37,6 +37,7 @@ class Tokenizer:
     def __init__(self, backend: tokenizers.Tokenizer, spec: TokenizerSpec | None = None) -> None:
         spec = spec or TokenizerSpec()
         _forget_training(backend)
+        _add_named(backend, spec.named_tokens)
         self._backend = backend
         self._spec = replace(spec, gguf_vocab=None)  # which would keep the model's file open
         self._pieces = TokenPieces(backend)
@@ -202,6 +203,16 @@ def _forget_training(backend: tokenizers.Tokenizer) -> None:
     for name in ("dropout", "alpha", "nbest_size"):
         if getattr(backend.model, name, None) is not None:
             setattr(backend.model, name, None)
+
+
+def _add_named(backend: tokenizers.Tokenizer, named: Iterable[NamedToken]) -> None:
+    """Make those that the tokenizer lacks match in text. One of the vocabulary keeps its id."""
+    from tokenizers import AddedToken
+
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    for token in named:
+        if token.content not in known:
+            backend.add_tokens([AddedToken(**vars(token))])
 
 
 def _added_around(

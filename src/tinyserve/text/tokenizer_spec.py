@@ -10,7 +10,7 @@ tokenizer is found.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ SPECIAL_TOKEN_NAMES = (
     "mask_token",
 )
 
+_FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 # Vocabularies that are not read, and what they are.
 _OTHER_TOKENIZERS = {
     "tokenizer.model": "a SentencePiece",
@@ -56,6 +57,18 @@ class GGUFVocab:
 
 
 @dataclass(frozen=True)
+class NamedToken:
+    """A token that files beside tokenizer.json name, with the library's flags (`AddedToken`)."""
+
+    content: str
+    special: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    single_word: bool = False
+    normalized: bool = False
+
+
+@dataclass(frozen=True)
 class TokenizerSpec:
     """Where a tokenizer comes from (one of the first two), its special tokens and its templates.
 
@@ -71,6 +84,7 @@ class TokenizerSpec:
     named_templates: Mapping[str, str] = field(default_factory=dict)  # such as "tool_use"
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # "bos_token" -> "<s>"
     special_token_ids: Mapping[str, int] = field(default_factory=dict)  # "bos_token" -> 1
+    named_tokens: tuple[NamedToken, ...] = ()  # those that tokenizer.json may lack, by id
     add_bos: bool | None = None
     add_eos: bool | None = None
 
@@ -92,6 +106,7 @@ class TokenizerSpec:
             chat_template=default,
             named_templates=named,
             special_tokens=_read_special_tokens(folder, config),
+            named_tokens=_read_named_tokens(folder, config),
             add_bos=add_bos if isinstance(add_bos, bool) else None,
             add_eos=add_eos if isinstance(add_eos, bool) else None,
         )
@@ -183,3 +198,48 @@ def _read_special_tokens(folder: Path, config: Mapping[str, Any]) -> dict[str, s
             if isinstance(value, str):
                 tokens[name] = value
     return tokens
+
+
+def _read_named_tokens(folder: Path, config: Mapping[str, Any]) -> tuple[NamedToken, ...]:
+    """Every token that a file beside tokenizer.json names.
+
+    transformers adds those that tokenizer.json lacks; where fine-tuning has edited the other files
+    alone, a chat template's marks would else be cut into pieces that the model has never seen.
+    """
+    found: dict[str, NamedToken] = {}
+    for fields in _added_tokens(folder, config):
+        if content := fields.get("content"):
+            flags = {name: fields.get(name) is True for name in _FLAGS}
+            found[content] = NamedToken(content, **flags)
+    for content in _special_texts(_read_json(folder / "special_tokens_map.json"), config):
+        found[content] = replace(found.get(content, NamedToken(content)), special=True)
+    return tuple(found.values())
+
+
+def _added_tokens(folder: Path, config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Objects with "content" and flags, by id: of tokenizer_config.json, or else of an older file
+    that has only ids.
+    """
+    listed = config.get("added_tokens_decoder")
+    if not isinstance(listed, dict):
+        ids = _read_json(folder / "added_tokens.json")
+        listed = {str(token_id): {"content": content} for content, token_id in ids.items()}
+    return [
+        listed[token_id]
+        for token_id in sorted((key for key in listed if key.isdecimal()), key=int)
+        if isinstance(listed[token_id], dict) and isinstance(listed[token_id].get("content"), str)
+    ]
+
+
+def _special_texts(*sources: Mapping[str, Any]) -> Iterator[str]:
+    """The special tokens by role, then the further ones: strings, or objects with "content"."""
+    for source in sources:
+        values = [source.get(name) for name in SPECIAL_TOKEN_NAMES]
+        for name in ("additional_special_tokens", "extra_special_tokens"):
+            more = source.get(name)
+            if isinstance(more, list | dict):
+                values += more.values() if isinstance(more, dict) else more
+        for value in values:
+            text = value.get("content") if isinstance(value, dict) else value
+            if isinstance(text, str) and text:
+                yield text
