@@ -16,12 +16,14 @@ from helpers.fake_service import SpeakingLogits, SpeakingRunner
 from helpers.live_server import Live, sse_events, wait_for
 from pydantic import BaseModel, ValidationError
 
+from tinyserve.config import ServerConfig
 from tinyserve.engine.plan import StepPlan
 from tinyserve.server import http as server_http
 from tinyserve.server.connection import MAX_HEADER_BYTES
 from tinyserve.server.http import MAX_VALUES
 from tinyserve.server.protocol import ChatRequest, CompletionRequest
 from tinyserve.server.routes.tokenize import DetokenizeRequest
+from tinyserve.server.run import web_settings
 
 PATH = "/v1/completions"
 BODY = b'{"prompt": "x", "max_tokens": 1}'
@@ -437,3 +439,11 @@ def test_request_ids_come_back_on_errors_too_if_they_are_fit(served: Live) -> No
     assert echoed("abc", prompt="x", max_tokens=1, stream=True) == "abc"
     assert echoed("abc", prompt=5) == "abc"
     assert echoed("x" * 129, prompt="x", max_tokens=1) is None
+
+
+def test_idle_connections_are_left_to_the_client_to_close(served: Live) -> None:
+    """uvicorn's 5 s are also httpx's, of which one in so many requests met a closed connection;
+    behind load balancers, which keep them for a minute, they end as 502.
+    """
+    settings = web_settings(served.server.config.app, ServerConfig())
+    assert settings.timeout_keep_alive > 60

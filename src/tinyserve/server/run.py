@@ -36,6 +36,9 @@ from tinyserve.signals import handled
 
 logger = logging.getLogger("tinyserve.server")
 
+# Idle connections are kept longer than clients and proxies keep them (httpx 5 s, load balancers
+# 60 s): where the server closes first, the request that was just being sent is lost.
+KEEP_ALIVE_S = 75
 GRACE_S = 2  # for responses to go out once their requests have been ended
 DEATH_GRACE_S = 2.0  # for clients and probes to learn that the engine is dead
 CERT_REQS = {
@@ -95,6 +98,7 @@ def web_settings(app: App, config: ServerConfig) -> uvicorn.Config:
         log_level=config.log_level if config.log_level == "debug" else "warning",
         access_log=config.access_log,
         lifespan="on",
+        timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=int(config.shutdown_timeout_s) + GRACE_S,
         server_header=False,
         log_config=None,
