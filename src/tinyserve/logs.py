@@ -26,6 +26,12 @@ def configure_logging(level: str, format: str = "text") -> None:
         logging.getLogger(noisy).setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
+def logs_json() -> bool:
+    """Whether log lines are JSON."""
+    handlers = logging.getLogger().handlers
+    return any(isinstance(handler.formatter, JSONFormatter) for handler in handlers)
+
+
 class TextFormatter(logging.Formatter):
     """`12:30:59 INFO message name=value`."""
 

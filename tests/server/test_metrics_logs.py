@@ -218,6 +218,15 @@ def test_a_stuck_queue_is_not_idle(caplog: pytest.LogCaptureFixture) -> None:
 # -- the whole program -------------------------------------------------------------------------
 
 
+def test_the_last_line_of_a_server_that_cannot_start_is_json_too() -> None:
+    command = [sys.executable, "-m", "tinyserve", "serve", "/no/such/model", "--port", "0"]
+    run = subprocess.run([*command, "--log-format", "json"], capture_output=True, timeout=60)
+    assert run.returncode == 2
+    last = json.loads(run.stderr.splitlines()[-1])
+    assert last["level"] == "error"
+    assert "'/no/such/model' was not found" in last["message"]
+
+
 def test_every_line_of_a_server_is_json() -> None:
     """The web server's own lines too."""
     command = [sys.executable, "-m", "tinyserve", "serve", "--model", "synthetic", "--port", "0"]

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
 
 from tinyserve.cli.options import build_parser
 from tinyserve.errors import EngineDeadError, TinyServeError
+from tinyserve.logs import logs_json
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -29,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return run_command(arguments.command, arguments)
     except TinyServeError as error:
-        print(f"tinyserve: {error}", file=sys.stderr)
+        _complain(error)
         # Starting a dead engine again helps, the same settings and files do not.
         return 1 if isinstance(error, EngineDeadError) else 2
     except KeyboardInterrupt:
@@ -38,14 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 141
     except UnicodeDecodeError as error:
-        print(f"tinyserve: the input is not {error.encoding}: {error.reason}", file=sys.stderr)
+        _complain(f"the input is not {error.encoding}: {error.reason}")
         return 2
     except MemoryError as error:
-        print(f"tinyserve: {_out_of_memory(error)}", file=sys.stderr)
+        _complain(_out_of_memory(error))
         return 1
     except OSError as error:  # a full disk behind stdout
-        text = _out_of_memory(error) if error.errno == errno.ENOMEM else error
-        print(f"tinyserve: {text}", file=sys.stderr)
+        _complain(_out_of_memory(error) if error.errno == errno.ENOMEM else error)
         return 1
 
 
@@ -60,6 +61,14 @@ def open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+def _complain(text: object) -> None:
+    """The last line, in the form of those before it."""
+    if logs_json():
+        logging.getLogger("tinyserve").error("%s", text)
+    else:
+        print(f"tinyserve: {text}", file=sys.stderr)
 
 
 def _out_of_memory(error: Exception) -> str:
