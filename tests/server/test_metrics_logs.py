@@ -140,7 +140,7 @@ def test_pfx_09_the_line_shows_how_much_of_the_prompt_was_cached(
 def test_those_who_leave_have_a_line_too(caplog: pytest.LogCaptureFixture) -> None:
     with logged(caplog, log_requests=True) as served:
         served.runner.gate.clear()
-        served.open({"prompt": "x", "max_tokens": 100, "n": 2, "stream": True})
+        served.open({"prompt": "x", "max_tokens": 100, "n": 2, "stream": True, "ignore_eos": True})
         wait_for(lambda: served.runner.steps == 1)
         served.hang_up()
         wait_for(lambda: served.bridge.num_open == 0)
