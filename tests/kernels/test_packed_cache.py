@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -303,3 +305,31 @@ def test_the_folder_does_not_grow_for_ever(
     load(dataclasses.replace(checkpoint, fingerprint="f3"), native)
     (newest,) = cache_folder.iterdir()
     assert newest not in left
+
+
+# Ends while another thread writes, as a server does that is told to stop.
+ENDING = """
+import dataclasses, os, threading, time
+from tinyserve.config import ModelOptions
+from tinyserve.kernels.native import NativeBackend
+from tinyserve.models.synthetic import synthetic_checkpoint
+from tinyserve.models.weights import load_decoder
+is_written = threading.Event()
+
+def replace(*_):
+    is_written.set()
+    time.sleep(600)
+
+os.replace = replace
+model = dataclasses.replace(synthetic_checkpoint(), fingerprint="f")
+load = (model, NativeBackend(1), ModelOptions(quantization="int8"), 64)
+threading.Thread(target=load_decoder, args=load, daemon=True).start()
+is_written.wait(60)
+assert os.listdir(os.environ["TINYSERVE_CACHE"] + "/packed")
+"""
+
+
+def test_a_process_that_ends_leaves_no_half_file(native: NativeBackend, cache_folder: Path) -> None:
+    run = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, timeout=60)
+    assert (run.returncode, run.stderr) == (0, b"")
+    assert list(cache_folder.iterdir()) == []

@@ -8,6 +8,7 @@ that does not check out is ignored and written anew. Only the native back end pa
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import json
@@ -17,6 +18,7 @@ import re
 import time
 import zlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +137,8 @@ class PackedCache:
         path.parent.mkdir(parents=True, exist_ok=True)
         sweep(path.parent, f"*{UNDONE}", STALE_S)  # each of them costs a model
         undone = path.with_name(f"{path.stem}-{os.urandom(8).hex()}{UNDONE}")
+        remove = partial(undone.unlink, missing_ok=True)
+        atexit.register(remove)  # a server that ends meanwhile does not wait for this thread
         try:
             with undone.open("xb") as file:
                 file.write(_first_line(0) + header)
@@ -146,9 +150,9 @@ class PackedCache:
                 file.seek(0)
                 file.write(_first_line(checksum))
             os.replace(undone, path)
-        except BaseException:
-            undone.unlink(missing_ok=True)
-            raise
+        finally:
+            remove()
+            atexit.unregister(remove)
 
 
 def _make_room(newest: Path) -> None:
