@@ -277,3 +277,17 @@ def test_a_new_token_of_another_file_comes_last(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_spec(TokenizerSpec.from_folder(tmp_path))
     assert tokenizer.encode("<a>  <b>") == [size, size + 1]
     assert tokenizer.decode([size, size + 1]) == "<a><b>"
+
+
+def test_what_other_files_call_special_is_hidden_in_answers(tmp_path: Path) -> None:
+    """Marks of a fine-tuned chat, added as ordinary tokens; but not an ordinary one for padding."""
+    content = json.loads(byte_level_backend().to_str())
+    for token in content["added_tokens"]:
+        token["special"] = False
+    config = {"eos_token": IM_END, "additional_special_tokens": [IM_START], "pad_token": "!"}
+    for name, value in {"tokenizer.json": content, "tokenizer_config.json": config}.items():
+        (tmp_path / name).write_text(json.dumps(value))
+    tokenizer = Tokenizer.from_spec(TokenizerSpec.from_folder(tmp_path))
+    ids = tokenizer.encode(f"{IM_START}hello!{IM_END}{EOT}")
+    assert tokenizer.decode(ids) == f"hello!{EOT}"
+    assert tokenizer.special_ids == {BOS_ID, EOS_ID}

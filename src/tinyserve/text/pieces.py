@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,14 +43,17 @@ class TokenPieces:
     """Bytes and text of each token id, computed when first asked for and kept (one entry per id).
 
     Ids the tokenizer does not know (a padded vocabulary has them) stand for nothing: b"" and "".
+    `special`: added tokens that are special whatever the tokenizer says.
     """
 
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+    def __init__(self, backend: tokenizers.Tokenizer, special: Set[str] = frozenset()) -> None:
         added = backend.get_added_tokens_decoder()
         self._name: Callable[[int], str | None] = backend.id_to_token
         self._rule = decode_rule(backend)
         self._added: Mapping[int, str] = {i: token.content for i, token in added.items()}
-        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.special_ids = frozenset(
+            i for i, token in added.items() if token.special or token.content in special
+        )
         self.vocab_size = max(
             backend.get_vocab_size(with_added_tokens=True), *(i + 1 for i in added), 0
         )

@@ -232,9 +232,12 @@ def _added_tokens(folder: Path, config: Mapping[str, Any]) -> list[Mapping[str, 
 
 
 def _special_texts(*sources: Mapping[str, Any]) -> Iterator[str]:
-    """The special tokens by role, then the further ones: strings, or objects with "content"."""
+    """The ends of a text, then the further special tokens: strings, or objects with "content".
+
+    Not what pads a batch: some name an ordinary token for that, which answers would lack.
+    """
     for source in sources:
-        values = [source.get(name) for name in SPECIAL_TOKEN_NAMES]
+        values = [source.get(name) for name in ("bos_token", "eos_token")]
         for name in ("additional_special_tokens", "extra_special_tokens"):
             more = source.get(name)
             if isinstance(more, list | dict):
