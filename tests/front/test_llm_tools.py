@@ -137,10 +137,11 @@ def test_response_format(llm: LLM) -> None:
 
 def test_response_format_leaves_calls_and_thinking_free(llm: LLM) -> None:
     runner_of(llm.engine).says(f"<think>Why?</think>{CALL}")
-    (output,) = llm.chat(HELLO, tools=TOOLS, response_format=JSON_FORMAT)
-    assert output.message is not None
-    assert output.message.reasoning == "Why?"
-    assert [call.name for call in output.message.tool_calls] == ["f"]
+    for choice in (None, "required"):
+        (output,) = llm.chat(HELLO, tools=TOOLS, tool_choice=choice, response_format=JSON_FORMAT)
+        assert output.message is not None
+        assert output.message.reasoning == "Why?"
+        assert [call.name for call in output.message.tool_calls] == ["f"]
 
 
 @pytest.mark.parametrize(
@@ -153,8 +154,12 @@ def test_response_format_leaves_calls_and_thinking_free(llm: LLM) -> None:
             "response_format",
         ),
         (
-            {"response_format": JSON_FORMAT, "tools": TOOLS, "tool_choice": "required"},
-            "response_format",
+            {
+                "params": {"structured_outputs": {"regex": "a"}},
+                "tools": TOOLS,
+                "tool_choice": "required",
+            },
+            "structured_outputs.regex",
         ),
         ({"tools": [TOOLS[1], TOOLS[1]]}, "tools[1].function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
