@@ -31,6 +31,15 @@ def llm() -> Iterator[LLM]:
     assert not made._inboxes
 
 
+@pytest.fixture
+def eager_threads() -> Iterator[None]:
+    """Threads interrupt each other between any two bytecodes, rather than every five ms."""
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
 def params(i: int) -> dict[str, Any]:
     return {**LONG, "seed": i, "n": 1 + i % 3}
 
@@ -62,18 +71,15 @@ def texts(llm: LLM, i: int) -> list[str]:
     return [choice.text for choice in llm.generate(PROMPTS[i], params(i))[0].outputs]
 
 
+@pytest.mark.usefixtures("eager_threads")
 def test_threads_share_the_engine(llm: LLM) -> None:
     alone = [texts(llm, i) for i in range(len(PROMPTS))]
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        with ThreadPoolExecutor(len(PROMPTS)) as pool:
-            for _ in range(5):
-                assert list(pool.map(lambda i: texts(llm, i), range(len(PROMPTS)))) == alone
-    finally:
-        sys.setswitchinterval(interval)
+    with ThreadPoolExecutor(len(PROMPTS)) as pool:
+        for _ in range(5):
+            assert list(pool.map(lambda i: texts(llm, i), range(len(PROMPTS)))) == alone
 
 
+@pytest.mark.usefixtures("eager_threads")
 def test_a_thread_joins_while_another_is_at_work(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """It need not wait until the other has finished."""
     with ThreadPoolExecutor(1) as pool:
@@ -235,6 +241,7 @@ def test_a_child_process_inherits_whole_steps(llm: LLM) -> None:
             for _ in range(5):
                 child = os.fork()
                 if child == 0:
+                    signal.signal(signal.SIGALRM, signal.SIG_DFL)
                     signal.alarm(30)  # a child that waits for ever is killed
                     os._exit(0 if texts(llm, 1) == whole else 1)
                 codes.append(os.waitpid(child, 0)[1])
