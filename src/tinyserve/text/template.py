@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyserve.errors import ConfigError, RequestError
-from tinyserve.text.instructions import with_instructions_first
 from tinyserve.text.template_forms import forms
 from tinyserve.text.tool_prompt import (
     template_knows_calls,
@@ -102,7 +101,7 @@ class ChatTemplate:
         `continue_final_message`, which ends the prompt inside the last message instead.
         `template_kwargs` are further variables (`chat_template_kwargs` of a request). Where the
         template knows no `tools`, they are described in the system message (`text/tool_prompt.py`).
-        Where it refuses a conversation with late instructions, they join the user's words.
+        Where it refuses the conversation, other forms are tried (`text/template_forms.py`).
         Raises RequestError for a bad message, a contradiction, and whatever the template raises.
         """
         if add_generation_prompt and continue_final_message:
@@ -132,29 +131,11 @@ class ChatTemplate:
             if add_generation_prompt is None
             else add_generation_prompt,
         }
-        try:
-            prompt = self._run_with_tools(source, variables, chat, tools)
-        except RequestError:
-            simpler = with_instructions_first(chat)
-            if simpler == chat:
-                raise
-            prompt = ""
-            with contextlib.suppress(RequestError):
-                prompt = self._run_with_tools(source, variables, simpler, tools)
-            if not prompt:
-                raise
-        return _cut_at_marker(prompt, chat[-1]["content"]) if continue_final_message else prompt
-
-    def _run_with_tools(
-        self,
-        source: str,
-        variables: Mapping[str, Any],
-        chat: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
-    ) -> str:
         if tools and not template_knows_tools(source):
-            return self._run_teaching(source, variables, chat, tools)
-        return self._run_fitting(source, variables, chat, tools)
+            prompt = self._run_teaching(source, variables, chat, tools)
+        else:
+            prompt = self._run_fitting(source, variables, chat, tools)
+        return _cut_at_marker(prompt, chat[-1]["content"]) if continue_final_message else prompt
 
     def _run_teaching(
         self,

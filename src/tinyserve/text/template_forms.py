@@ -1,7 +1,8 @@
-"""One conversation with tools in the several forms that chat templates ask for.
+"""One conversation in the several forms that chat templates ask for.
 
 Templates disagree on what a call's arguments are (an object, or its JSON text), on how many calls a
-message may have, and on what a tool's schema always or never holds. What a template wants, only
+message may have, and on what a tool's schema always or never holds. Many take one system message,
+at the start, where agents send several, and some between turns. What a template wants, only
 rendering tells: the first form is the conversation as it came, and the others are for templates
 that refuse it. Messages are normalised (`template.normalise_messages`). Renders nothing.
 """
@@ -24,13 +25,14 @@ def forms(
     original = [dict(message) for message in messages]
     given = [dict(tool) for tool in tools] if tools else None
     tried: list[Form] = []
-    for form in _every_form(original, given):
+    every = (_tool_forms(m, given) for m in (original, _with_instructions_first(original)))
+    for form in itertools.chain.from_iterable(every):
         if form not in tried:
             tried.append(form)
             yield form
 
 
-def _every_form(messages: Objects, tools: Objects | None) -> Iterator[Form]:
+def _tool_forms(messages: Objects, tools: Objects | None) -> Iterator[Form]:
     yield messages, tools
     tools = None if tools is None else [_plain_tool(tool) for tool in tools]
     with_objects = _with_arguments(messages, _as_object)
@@ -105,4 +107,22 @@ def _with_single_calls(messages: Objects) -> Objects:
             results = [r for r in results if r not in own]
             result += own
         result += results  # of no call that there is
+    return result
+
+
+def _with_instructions_first(messages: Objects) -> Objects:
+    """The messages with one system message at most, the first. Later instructions become words of
+    the user's, in one message with those before or after them, so that turns still alternate.
+    """
+    result: Objects = []
+    was_late = False
+    for message in messages:
+        is_system = message["role"] == "system"
+        is_late = is_system and any(m["role"] != "system" for m in result)
+        told = {**message, "role": "user" if is_late else message["role"]}
+        if result and result[-1]["role"] == told["role"] and (is_system or was_late):
+            before = result.pop()
+            told = {**before, **told, "content": f"{before['content']}\n\n{told['content']}"}
+        result.append(told)
+        was_late = is_late
     return result
