@@ -111,9 +111,15 @@ def test_an_unseeded_request_draws_its_seed_from_the_process() -> None:
     options = {"temperature": 1.0, "max_tokens": 12}
     assert generate_alone(PROMPT, **options) != generate_alone(PROMPT, **options)
     assert generate_alone(PROMPT, seed=1, **options) == generate_alone(PROMPT, seed=1, **options)
-    negative = generate_alone(PROMPT, seed=-1, **options)
-    assert negative == generate_alone(PROMPT, seed=-1, **options)
+    negative = generate_alone(PROMPT, seed=-2, **options)
+    assert negative == generate_alone(PROMPT, seed=-2, **options)
     assert negative != generate_alone(PROMPT, seed=1, **options)
+
+
+def test_a_seed_of_minus_one_is_none() -> None:
+    """Clients send it for "random", as vLLM and llama.cpp take it."""
+    options = {"temperature": 1.0, "max_tokens": 12, "seed": -1}
+    assert generate_alone(PROMPT, **options) != generate_alone(PROMPT, **options)
 
 
 def test_an_unseeded_request_keeps_its_seed_through_preemption() -> None:

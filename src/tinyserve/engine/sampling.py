@@ -27,10 +27,10 @@ class SamplingParams:
     extensions.
 
     Order of effect: masks and bias, penalties, temperature, min_p, top_k, top_p. `temperature` 0 is
-    greedy; `top_k` 0 or -1 is off. `max_tokens` None means up to the context limit. `logprobs` k
-    reports the sampled token and the k most likely, from the raw log-softmax. `structured_outputs`
-    constrains the text: {"json": schema}, {"json_object": True}, {"regex": ...}, {"choice": [...]}
-    or {"grammar": ...}. Raises RequestError naming the field.
+    greedy; `top_k` 0 or -1 is off, `seed` -1 is none. `max_tokens` None means up to the context
+    limit. `logprobs` k reports the sampled token and the k most likely, from the raw log-softmax.
+    `structured_outputs` constrains the text: {"json": schema}, {"json_object": True}, {"regex":
+    ...}, {"choice": [...]} or {"grammar": ...}. Raises RequestError naming the field.
     """
 
     temperature: float = 1.0
@@ -135,6 +135,8 @@ def _normalise(p: SamplingParams) -> None:
         put("allowed_token_ids", _listed(p, "allowed_token_ids"))
     if p.top_k == -1:
         put("top_k", 0)
+    if p.seed == -1:
+        put("seed", None)
     try:
         put("logit_bias", {_token_id(k): float(v) for k, v in (p.logit_bias or {}).items()})
     except (TypeError, ValueError, AttributeError):
