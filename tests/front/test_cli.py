@@ -284,11 +284,11 @@ def test_doctor_with_a_cache_that_is_none(tmp_path: Path, monkeypatch: pytest.Mo
     assert "TINYSERVE_CACHE must name" in dict(doctor.findings())["cache folder"]
 
 
-def run_server(*argv: str) -> tuple[subprocess.Popen[str], str]:
-    """A server process on a free port, and its URL once it is ready."""
+def run_server(*argv: str, redirected: str = "") -> tuple[subprocess.Popen[str], str]:
+    """A server process on a free port, and its URL once it is ready; `redirected` as in a shell."""
     env = {**os.environ, "TINYSERVE_BACKEND": "numpy", "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
-        [sys.executable, "-m", *argv, "--port", "0"],
+        ["sh", "-c", f'exec "$@" {redirected}', "sh", sys.executable, "-m", *argv, "--port", "0"],
         stderr=subprocess.PIPE,
         text=True,
         env=env,
@@ -351,13 +351,9 @@ sys.exit(main(["serve", "synthetic", "--port", "0"]))
 
 def test_a_closed_stdin_does_not_end_the_server() -> None:
     """libuv aborts the process where one of its own files gets a number below 3."""
-    stdin = os.dup(0)
-    os.close(0)
-    try:
-        process, url = run_server("tinyserve", "serve", "synthetic", "--max-model-len", "64")
-    finally:
-        os.dup2(stdin, 0)
-        os.close(stdin)
+    process, url = run_server(
+        *("tinyserve", "serve", "synthetic", "--max-model-len", "64"), redirected="<&-"
+    )
     try:
         answer = httpx.post(f"{url}/completions", json={"prompt": "so", "max_tokens": 2})
         assert answer.status_code == 200

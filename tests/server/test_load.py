@@ -232,13 +232,13 @@ def test_who_gives_up_at_the_gate_is_forgotten() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_mem_03_memory_is_flat_over_many_requests() -> None:
-    """Ten thousand short requests, a tenth of them aborted."""
+    """Fifteen thousand short requests, a tenth of them aborted."""
     config = TinyServeConfig.from_dict({"model": {"name": "synthetic"}})
     with live(build_engine(config), check_idle=False) as served:
         samples: list[tuple[float, float]] = []
-        for batch in range(20):
+        for batch in range(30):
             _send(served, 500, abort_every=10)
-            if batch >= 6:
+            if batch >= 15:  # the clients are in this process, too, and take their time to settle
                 samples.append((float(batch), resident_mib(os.getpid()) or 0.0))
         served.wait_idle()
     assert slope(samples) < 0.2, samples  # MiB for each batch
