@@ -118,9 +118,9 @@ inline void float_panel(const Weight& w, const uint8_t* panel, const uint8_t* ne
     if (FORMAT == F32 || rows <= FLOAT_ROWS) {
       in_tiles<FLOAT_ROWS>(rows, ahead, FloatTiles<FORMAT>{b, x + k, stride, c});
     } else {
-      for (int i = 0; i < b.steps; i += 2) {  // there is room for one more
+      for (int i = 0; i < b.steps; i += 2) {
         store((float*)wide + i * LANES, load_weights<FORMAT>(b.data, i, false));
-        store((float*)wide + (i + 1) * LANES, load_weights<FORMAT>(b.data, i + 1, true));
+        if (i + 1 < b.steps) store((float*)wide + (i + 1) * LANES, load_weights<FORMAT>(b.data, i + 1, true));
       }
       in_tiles<FLOAT_ROWS>(rows, ahead, FloatTiles<F32>{{w, wide, b.steps, b.first}, x + k, stride, c});
     }
