@@ -45,11 +45,10 @@ void prepare(const Op& op, const Run& run, int task) {
   const int tile = task % tasks / parts, part = task % tasks % parts;
   if (tile >= tiles.count) return;
   const int first = tiles.first(tile), begin = groups * part / parts, end = groups * (part + 1) / parts;
-  const Acts acts = block.acts(op, run);
+  const Acts to = acts_of(w, block.acts(op, run), first);
   for (int r = 0; r < tiles.rows(tile); ++r) {
     const float* x = op.in.data + (block.first + first + r) * op.in.stride;
     const float* next = x + (r + 1 < tiles.rows(tile) ? op.in.stride : 0);
-    const Acts to = acts_of(w, acts, first);
     if (w.format == BF16X3)
       for (int step = begin; step < end; ++step) split_bf16(x + step * BF16_STEP, to.q, step, r, tiles.rows(tile), next + step * BF16_STEP);
     else if (w.format == U4) quantize_groups<int8_t>(x, next, w.group, begin, end, block.layout, to, r, tiles.rows(tile));
