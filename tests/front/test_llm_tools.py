@@ -135,6 +135,16 @@ def test_response_format(llm: LLM) -> None:
     assert plain.text == "no JSON at all"
 
 
+def test_response_format_holds_from_the_first_token_where_no_thinking_is_read() -> None:
+    """It once began after the thinking that the prompt opens, which then stood in the text."""
+    template = "{{ messages[0].content }}<think>\n"
+    engine = make_engine(scheduler={"max_model_len": 1024}, model={"chat_template": template})
+    with LLM.from_engine(engine) as llm:
+        runner_of(engine).says("Why?</think>no JSON")
+        (output,) = llm.chat(HELLO, {"max_tokens": 60}, response_format=JSON_FORMAT)
+        assert json.loads(output.text) == {"a": 7}
+
+
 def test_response_format_leaves_calls_and_thinking_free(llm: LLM) -> None:
     runner_of(llm.engine).says(f"<think>Why?</think>{CALL}")
     for choice in (None, "required"):

@@ -45,7 +45,10 @@ class Turn:
         """The turn that answers `messages`. Raises RequestError."""
         definitions = None if tools is None else tools.definitions
         ids = intake.encode_chat(messages, tools=definitions, **template)
-        thinking = thinking_after(intake.tokenizer.decode(ids, skip_special_tokens=False), messages)
+        thinking = None
+        if intake.message_format.reads_thinking or (tools is not None and tools.is_forced):
+            prompt = intake.tokenizer.decode(ids, skip_special_tokens=False)
+            thinking = thinking_after(prompt, messages)
         continues = bool(template.get("continue_final_message"))
         return cls(intake, ids, tools, thinking, response_format, continues)
 
