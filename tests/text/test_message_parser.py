@@ -16,7 +16,8 @@ from helpers.message_texts import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyserve.text.message_format import MessageFormat, thinking_after
+from tinyserve.text.answer_format import AnswerFormat, thinking_after
+from tinyserve.text.message_format import MessageFormat
 from tinyserve.text.messages import MessageParser, ReasoningPart, TextPart
 from tinyserve.text.reasoning import ThinkReader
 from tinyserve.text.tool_formats import HERMES, LLAMA3_JSON, MISTRAL
@@ -121,17 +122,18 @@ def test_the_reasoning_parser_that_is_meant(
 
 def test_deepseek_thinks_unless_the_prompt_has_closed_it() -> None:
     r1 = MessageFormat(None, "deepseek_r1")
-    assert read(r1.new_parser(None), ["a</think>b"]) == [ReasoningPart("a"), TextPart("b")]
-    assert read(r1.new_parser(None, is_open=False), ["a"]) == [TextPart("a")]
+    thinking = AnswerFormat(r1).new_parser()
+    assert read(thinking, ["a</think>b"]) == [ReasoningPart("a"), TextPart("b")]
+    assert read(AnswerFormat(r1, thinking=False).new_parser(), ["a"]) == [TextPart("a")]
 
 
 def test_what_a_parser_must_see() -> None:
-    assert MessageFormat(HERMES, "none").markers(None) == ()
-    assert set(MessageFormat(HERMES, "qwen3").markers(TOOLS)) == {
+    assert AnswerFormat(MessageFormat(HERMES, "none")).markers == ()
+    assert set(AnswerFormat(MessageFormat(HERMES, "qwen3"), TOOLS).markers) == {
         "<tool_call>", "</tool_call>", "<think>", "</think>",
     }  # fmt: skip
-    assert "<|python_tag|>" in MessageFormat(LLAMA3_JSON).markers(TOOLS)
-    assert "[TOOL_CALLS]" in MessageFormat(MISTRAL).markers(TOOLS)
+    assert "<|python_tag|>" in AnswerFormat(MessageFormat(LLAMA3_JSON), TOOLS).markers
+    assert "[TOOL_CALLS]" in AnswerFormat(MessageFormat(MISTRAL), TOOLS).markers
 
 
 @pytest.mark.parametrize(

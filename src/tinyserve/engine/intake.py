@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,17 +17,18 @@ from tinyserve.engine.model_limits import ModelLimits
 from tinyserve.engine.request import EngineRequest, Pooling
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import ContextLengthError, RequestError
+from tinyserve.text.answer_format import AnswerFormat
 from tinyserve.text.grammar import Grammar, GrammarCompiler
 from tinyserve.text.grammar_spec import spec_of_options
 from tinyserve.text.message_format import MessageFormat
 from tinyserve.text.output import TextOutput
-from tinyserve.text.reasoning import ThinkingSplit
 from tinyserve.text.template import ChatTemplate
 from tinyserve.text.tokenizer import Tokenizer
 
 Prompt = str | list[int]
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default where a completion names none
 _NO_TOKENS = SamplingParams(temperature=0, max_tokens=0)
+_PLAIN = AnswerFormat(MessageFormat())
 
 
 @dataclass(frozen=True)
@@ -110,18 +111,16 @@ class Intake:
         prompt_token_ids: list[int],
         params: SamplingParams,
         *,
-        visible_ids: frozenset[int] = frozenset(),
+        answer: AnswerFormat = _PLAIN,
         continues: bool = False,
-        new_thinking: Callable[[], ThinkingSplit] | None = None,
         grammar: Grammar | None = None,
         **extra: Any,
     ) -> EngineRequest:
         """A checked EngineRequest; `extra` are further fields of it. Raises RequestError.
 
-        `params.max_tokens` None becomes the room that is left. `visible_ids`: special tokens that
-        show in the text whatever `params` say. `continues`: the text goes on from the prompt's,
-        rather than begin a message. `new_thinking` makes what tells a choice's thinking from its
-        answer. Without a `grammar` that of `params` is compiled here and now.
+        `params.max_tokens` None becomes the room that is left. `answer`: how what the model writes
+        will be read. `continues`: the text goes on from the prompt's, rather than begin a message.
+        Without a `grammar` that of `params` is compiled here and now.
         """
         params.check_vocab(self.limits.vocab_size)
         max_tokens = self.limits.max_tokens(len(prompt_token_ids), params)
@@ -141,9 +140,9 @@ class Intake:
                 stops=params.stop,
                 include_stop=params.include_stop_str_in_output,
                 skip_special_tokens=params.skip_special_tokens,
-                visible_ids=visible_ids,
+                visible_ids=answer.visible_ids,
                 keeps_space=keeps_space,
-                new_thinking=new_thinking,
+                new_thinking=answer.new_split,
             ),
             keeps_space=keeps_space,
             bad_words_ids=self._bad_words(params.bad_words),

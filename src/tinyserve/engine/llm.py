@@ -125,7 +125,7 @@ class LLM:
         results = self._run(requests, progress)
         for turn, result in zip(turns, results, strict=True):
             for choice in result.outputs:
-                choice.message = turn.read(choice.text)
+                choice.message = turn.answer.read(choice.text)
         return results
 
     def embed(
@@ -306,7 +306,7 @@ class LLM:
 
     def _stream(self, request: EngineRequest, turn: Turn | None = None) -> Stream:
         n = request.params.n
-        parsers = [] if turn is None else [turn.new_parser() for _ in range(n)]
+        parsers = [] if turn is None else [turn.answer.new_parser() for _ in range(n)]
         stream = Stream(self, request.request_id, n, parsers)
         self._submit(request, stream.inbox)
         return stream

@@ -13,7 +13,7 @@ from tinyserve.errors import RequestError
 from tinyserve.server.chat_context import ChatContext
 from tinyserve.server.protocol import ChatRequest
 from tinyserve.server.writer import Identity
-from tinyserve.text.message_format import thinking_after
+from tinyserve.text.answer_format import AnswerFormat
 from tinyserve.text.template import content_text
 from tinyserve.text.tool_use import ToolUse, read_tool_use
 
@@ -51,7 +51,7 @@ def tool_use(engine: Engine, body: ChatRequest) -> ToolUse | None:
     tools = read_tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     if tools is None:
         return None
-    if tools.is_forced and engine.intake.message_format.tools is None:
+    if tools.is_forced and engine.intake.message_format.calls is None:
         raise RequestError(
             "tool_choice: calls cannot be demanded with --tool-call-parser none",
             param="tool_choice",
@@ -72,19 +72,6 @@ def chat_context(
     echo = ""
     if body.echo and body.continue_final_message:
         echo = content_text(body.messages[-1].content, may_be_null=True)
-    thinking = None
-    if intake.message_format.reads_thinking or (tools is not None and tools.is_forced):
-        prompt = intake.tokenizer.decode(ids, skip_special_tokens=False)
-        # An echo is read with the answer, so what it opens is not yet open.
-        before = prompt[: prompt.rfind(echo)] if echo else prompt
-        thinking = thinking_after(before, [m.for_template() for m in body.messages])
-    return ChatContext(
-        body,
-        intake.tokenizer,
-        identity,
-        num_choices,
-        tools,
-        intake.message_format,
-        thinking,
-        echo,
-    )
+    messages = (message.for_template() for message in body.messages)
+    answer = AnswerFormat.after(ids, messages, intake.message_format, tools, intake.tokenizer, echo)
+    return ChatContext(body, intake.tokenizer, identity, num_choices, answer)

@@ -28,9 +28,9 @@ class ChatWriter(OpenAIWriter):
     def __init__(self, context: ChatContext, options: WriterOptions) -> None:
         num_choices = context.num_choices
         super().__init__(context.tokenizer, context.identity, options, num_choices=num_choices)
-        readers = [] if context.is_plain else [ChoiceReader(context) for _ in range(num_choices)]
-        self._readers = readers
-        self._counts_thinking = context.reads_thinking
+        num_readers = 0 if context.answer.is_plain else num_choices
+        self._readers = [ChoiceReader(context) for _ in range(num_readers)]
+        self._counts_thinking = context.answer.reads_thinking
         self._messages: list[Message] = []
 
     def opening(self, maker: DeltaMaker) -> bytes:

@@ -29,10 +29,11 @@ class ChoiceReader:
     """Reads one choice of a chat answer. `reasoning_tokens` counts its thinking so far."""
 
     def __init__(self, context: ChatContext) -> None:
-        self._parser = context.new_parser()
-        self._choice = context.tools.choice if context.tools is not None else "auto"
+        self._parser = context.answer.new_parser()
+        tools = context.answer.tools
+        self._choice = tools.choice if tools is not None else "auto"
         self._waiting: Delta | None = None
-        self._thinking = _ThinkingCounter(context) if context.reads_thinking else None
+        self._thinking = _ThinkingCounter(context) if context.answer.reads_thinking else None
 
     @property
     def reasoning_tokens(self) -> int:
@@ -70,10 +71,10 @@ class _ThinkingCounter:
     def __init__(self, context: ChatContext) -> None:
         self._detokenizer = context.tokenizer.detokenizer(
             skip_special_tokens=context.body.skip_special_tokens is not False,
-            visible_ids=context.visible_ids,
+            visible_ids=context.answer.visible_ids,
             keeps_space=bool(context.body.continue_final_message),
         )
-        self._length = len(context.echo)
+        self._length = len(context.answer.echo)
         self._starts: list[int] = []
 
     def push(self, token_ids: Sequence[int], end: int | None) -> None:

@@ -199,13 +199,12 @@ class Service:
                 body,
                 client,
                 params,
-                [(self._truncated(ids, body, params), context.echo)],
+                [(self._truncated(ids, body, params), context.answer.echo)],
                 options,
                 make_writer(context),
                 context.identity.response_id,
                 continues=bool(body.continue_final_message),
-                visible_ids=context.visible_ids,
-                new_thinking=context.message_format.thinking_splits(context.thinking, context.echo),
+                answer=context.answer,
                 grammar=await self._compiled(spec),
             )
 

@@ -46,15 +46,8 @@ def spec_of(body: GenerationRequest) -> GrammarSpec | None:
 
 
 def chat_spec(context: ChatContext) -> GrammarSpec | None:
-    """The same for a conversation. What the model thinks before its answer stays free.
-
-    Where the answer has to be calls of tools, that is the constraint; where the model may choose,
-    calls stay possible beside an answer that keeps to its own. Raises RequestError.
-    """
-    special_id = context.tokenizer.special_id
-    return context.message_format.constraint(
-        spec_of(context.body), context.tools, special_id, context.thinking
-    )
+    """The same for a conversation, with its thinking and its calls. Raises RequestError."""
+    return context.answer.constraint(spec_of(context.body))
 
 
 def size_of(body: GenerationRequest) -> int:

@@ -37,7 +37,7 @@ class TextOutput:
         skip_special_tokens: bool = True,
         visible_ids: frozenset[int] = frozenset(),
         keeps_space: bool = False,
-        new_thinking: Callable[[], ThinkingSplit] | None = None,
+        new_thinking: Callable[[], ThinkingSplit | None] = lambda: None,
     ) -> None:
         stops = tuple(stops)
         self._special_stops = special_stops(tokenizer, stops)
@@ -48,7 +48,7 @@ class TextOutput:
         )
         self._checker = StopChecker(stops, include_in_output=include_stop) if stops else None
         self._include_stop = include_stop
-        self._thinking = new_thinking() if stops and new_thinking is not None else None
+        self._thinking = new_thinking() if stops else None
         self._plain_texts = None if stops else self._detokenizer.plain_texts
         self.stop_hit: str | None = None
 
