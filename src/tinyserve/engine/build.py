@@ -119,7 +119,8 @@ def assemble(
     if defaults:
         shown = ", ".join(f"{name}={value}" for name, value in sorted(defaults.items()))
         notes = (*notes, f"sampling defaults of the model, where a request names none: {shown}")
-    if isinstance(runner, ModelRunner) and runner.uses_bf16x3:
+    uses_bf16x3 = isinstance(runner, ModelRunner) and runner.uses_bf16x3
+    if uses_bf16x3:
         why = "the matrix unit" if config.model.bf16_products == "auto" else "model.bf16_products"
         notes = (*notes, f"bf16 weights meet activations in three bf16 parts (bf16x3): {why}")
     for note in notes:
@@ -139,7 +140,7 @@ def assemble(
         config=config,
         # A path need not be Unicode; what answers and metrics show must be.
         model_name=os.fsencode(checkpoint.name).decode(errors="replace"),
-        fingerprint=_system_fingerprint(config.model, checkpoint, runner),
+        fingerprint=_system_fingerprint(config.model, checkpoint, uses_bf16x3),
         notes=tuple(notes),
         model=checkpoint.config,
         weight_formats=runner.decoder.formats() if isinstance(runner, ModelRunner) else (),
@@ -283,7 +284,7 @@ def sampling_defaults(options: ModelOptions, checkpoint: Checkpoint) -> dict[str
     return defaults
 
 
-def _system_fingerprint(options: ModelOptions, checkpoint: Checkpoint, runner: Runner) -> str:
+def _system_fingerprint(options: ModelOptions, checkpoint: Checkpoint, uses_bf16x3: bool) -> str:
     """Changes whenever the same request may give other bits."""
     identity: tuple[object, ...] = (
         checkpoint.fingerprint,
@@ -291,7 +292,7 @@ def _system_fingerprint(options: ModelOptions, checkpoint: Checkpoint, runner: R
         options.quantization,
         resolve_kv_dtype(checkpoint, options),
     )
-    if isinstance(runner, ModelRunner) and runner.uses_bf16x3:
+    if uses_bf16x3:
         identity += ("bf16x3",)
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:12]
     return f"ts{NUMERICS_VERSION}-{digest}"
