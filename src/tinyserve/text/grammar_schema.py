@@ -8,11 +8,12 @@ stands. In the same way a schema that names no type means the one that its keywo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
-_VERBATIM = frozenset(("enum", "const", "default", "examples", "x-guidance"))
-_MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions"))
+# Keywords whose values are no schemas, and those whose values are schemas by name.
+VERBATIM = frozenset(("enum", "const", "default", "examples", "x-guidance"))
+MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 _OF_OBJECTS = frozenset(("properties", "patternProperties", "required"))
 # Keywords that no grammar is made for, with the values that ask for nothing: generators of schemas
 # write them all the same (NJsonSchema `uniqueItems: false`, zod `propertyNames` of every record).
@@ -36,21 +37,34 @@ _ABOUT: dict[str, frozenset[str]] = {
 _SAYING_WHAT = frozenset(("type", "enum", "const", "$ref", "allOf", "anyOf", "oneOf"))
 
 
-def without_idle(schema: Any) -> Any:
-    """The schema without keywords that ask for nothing. May raise RecursionError."""
+def rewritten(
+    schema: Any,
+    rewrite: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+    left_alone: Set[str] = VERBATIM,
+) -> Any:
+    """The schema with each object schema in it rewritten, an outer one before its parts; what
+    stands under the keywords `left_alone` stays. May raise RecursionError.
+    """
     if isinstance(schema, list):
-        return [without_idle(item) for item in schema]
+        return [rewritten(item, rewrite, left_alone) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    result: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _MAPS and isinstance(value, Mapping):
-            result[key] = {name: without_idle(inner) for name, inner in value.items()}
-        elif key in _VERBATIM:
-            result[key] = value
-        elif not any(type(value) is type(idle) and value == idle for idle in _IDLE.get(key, ())):
-            result[key] = without_idle(value)
+    result = dict(rewrite(schema))
+    for key, value in result.items():
+        if key in MAPS and isinstance(value, Mapping):
+            result[key] = {k: rewritten(inner, rewrite, left_alone) for k, inner in value.items()}
+        elif key not in left_alone:
+            result[key] = rewritten(value, rewrite, left_alone)
     return result
+
+
+def without_idle(schema: Any) -> Any:
+    """The schema without keywords that ask for nothing. May raise RecursionError."""
+    return rewritten(schema, lambda s: {k: v for k, v in s.items() if not _is_idle(k, v)})
+
+
+def _is_idle(key: str, value: Any) -> bool:
+    return any(type(value) is type(idle) and value == idle for idle in _IDLE.get(key, ()))
 
 
 def with_types(schema: Any) -> Any:
@@ -59,22 +73,14 @@ def with_types(schema: Any) -> Any:
     JSON schema lets any other value pass such keywords. Nobody means that, and models then write
     numbers in place of objects. Parts of `allOf` leave it to each other.
     """
-    if isinstance(schema, list):
-        return [with_types(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    result: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _VERBATIM or key == "allOf":
-            result[key] = value
-        elif key in _MAPS and isinstance(value, Mapping):
-            result[key] = {name: with_types(inner) for name, inner in value.items()}
-        else:
-            result[key] = with_types(value)
+    return rewritten(schema, _with_type, VERBATIM | {"allOf"})
+
+
+def _with_type(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     kinds = [kind for kind, keywords in _ABOUT.items() if not keywords.isdisjoint(schema)]
-    if len(kinds) == 1 and _SAYING_WHAT.isdisjoint(schema):
-        result["type"] = kinds[0]
-    return result
+    if len(kinds) != 1 or not _SAYING_WHAT.isdisjoint(schema):
+        return schema
+    return {**schema, "type": kinds[0]}
 
 
 def with_closed_objects(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -88,24 +94,15 @@ def with_closed_objects(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def with_additional(schema: Any, is_allowed: bool) -> Any:
     """The schema with `additionalProperties` said of each object that lists its properties."""
-    if isinstance(schema, list):
-        return [with_additional(item, is_allowed) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    result: dict[str, Any] = {}
-    for key, value in schema.items():
-        if key in _VERBATIM:
-            result[key] = value
-        elif key in _MAPS and isinstance(value, Mapping):
-            result[key] = {
-                name: with_additional(inner, is_allowed) for name, inner in value.items()
-            }
-        else:
-            result[key] = with_additional(value, is_allowed)
-    listed = result.get("properties")
-    if isinstance(listed, Mapping) and (is_allowed or _can_close(result, listed)):
-        result.setdefault("additionalProperties", is_allowed)
-    return result
+
+    def rewrite(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        listed = schema.get("properties")
+        if not isinstance(listed, Mapping) or not (is_allowed or _can_close(schema, listed)):
+            return schema
+        said = schema.get("additionalProperties", is_allowed)
+        return {**schema, "additionalProperties": said}
+
+    return rewritten(schema, rewrite)
 
 
 def _can_close(schema: Mapping[str, Any], listed: Mapping[str, Any]) -> bool:
@@ -147,7 +144,7 @@ def is_exact(schema: Any) -> bool:
 def _below(schema: Mapping[str, Any]) -> Iterator[Any]:
     """The subschemas of a schema, alone or in lists."""
     for key, value in schema.items():
-        if key in _MAPS and isinstance(value, Mapping):
+        if key in MAPS and isinstance(value, Mapping):
             yield from value.values()
-        elif key not in _VERBATIM:
+        elif key not in VERBATIM:
             yield value

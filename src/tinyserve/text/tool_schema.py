@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tinyserve.text.grammar_schema import with_types, without_idle
+from tinyserve.text.grammar_schema import MAPS, VERBATIM, rewritten, with_types, without_idle
 
 # OpenAI: a function without parameters takes none.
 NO_PARAMETERS: Mapping[str, Any] = {
@@ -24,8 +24,6 @@ NO_PARAMETERS: Mapping[str, Any] = {
 STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 _TYPES = frozenset(("string", "number", "integer", "boolean", "object", "array", "null"))
-_VERBATIM = frozenset(("enum", "const", "default", "examples"))
-_MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 # Lookarounds, word boundaries and references back, which no automaton has.
 _UNSUPPORTED_PATTERN = re.compile(r"\(\?(?:[=!]|<[=!])|(?<!\\)(?:\\\\)*\\[bB1-9]")
 
@@ -37,27 +35,19 @@ def arguments_schema(
     schema = NO_PARAMETERS if parameters is None else parameters
     if is_strict:
         return {**with_types(without_idle(schema)), "x-guidance": STYLE}
-    cleaned: dict[str, Any] = with_types(_cleaned(schema))
+    cleaned: dict[str, Any] = with_types(rewritten(schema, _cleaned))
     return {**cleaned, "type": "object", "x-guidance": {**STYLE, "lenient": True}}
 
 
-def _cleaned(schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_cleaned(item) for item in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    result: dict[str, Any] = {}
-    for key, value in schema.items():
-        is_well_formed = _WELL_FORMED.get(key)
-        if is_well_formed is not None and not is_well_formed(value):
-            continue
-        if key in _VERBATIM:
-            result[key] = value
-        elif key in _MAPS:
-            result[key] = {name: _cleaned(inner) for name, inner in value.items()}
-        elif value is not None:
-            result[key] = _cleaned(value)
-    return result
+def _cleaned(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {key: value for key, value in schema.items() if _is_kept(key, value)}
+
+
+def _is_kept(key: str, value: Any) -> bool:
+    is_well_formed = _WELL_FORMED.get(key)
+    if is_well_formed is not None:
+        return is_well_formed(value)
+    return value is not None or key in VERBATIM
 
 
 def _is_type(value: Any) -> bool:
@@ -109,7 +99,7 @@ _WELL_FORMED: dict[str, Callable[[Any], bool]] = {
     "pattern": _is_pattern,
     "$ref": lambda value: isinstance(value, str) and value.startswith("#"),
     "additionalProperties": _is_schema,
-    **dict.fromkeys(_MAPS, _is_map),
+    **dict.fromkeys(MAPS, _is_map),
     **dict.fromkeys(("anyOf", "oneOf", "allOf", "prefixItems"), _is_list),
     **dict.fromkeys(("minimum", "maximum", "multipleOf"), _is_number),
     **dict.fromkeys(("exclusiveMinimum", "exclusiveMaximum"), _is_number),
