@@ -23,7 +23,7 @@ def llm() -> Iterator[LLM]:
     with LLM.from_engine(make_engine()) as made:
         yield made
     assert_idle(made.engine)
-    assert not made._inboxes
+    assert not made._core.inboxes
 
 
 def says(llm: LLM, text: str) -> None:

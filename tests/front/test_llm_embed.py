@@ -19,7 +19,7 @@ def llm() -> Iterator[LLM]:
     with LLM.from_engine(make_engine()) as made:
         yield made
     assert_idle(made.engine)
-    assert not made._inboxes
+    assert not made._core.inboxes
 
 
 def test_one_row_for_each_prompt(llm: LLM) -> None:

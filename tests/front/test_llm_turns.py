@@ -28,7 +28,7 @@ def llm() -> Iterator[LLM]:
     with LLM.from_engine(make_engine(cache={"num_blocks": 80, "num_swap_blocks": 8})) as made:
         yield made
     assert_idle(made.engine)
-    assert not made._inboxes
+    assert not made._core.inboxes
 
 
 @pytest.fixture

@@ -1,14 +1,13 @@
 """`LLM`: the offline API. Texts or token ids in, texts out, on the caller's own thread.
 
-Several calls may be open at once (streams read in turns, or calls from several threads, which share
-the engine's steps): whoever steps the engine hands each output to the call it belongs to. After a
+Says what may be handed in, and turns it into engine requests; `engine/calls.py` runs them. Several
+calls may be open at once: streams read in turns, or calls from several threads. After a
 RequestError or a KeyboardInterrupt the next call works.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import deque
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -18,21 +17,18 @@ from numpy.typing import NDArray
 
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine, build_engine
+from tinyserve.engine.calls import Stream, run
 from tinyserve.engine.embedding import unit
-from tinyserve.engine.exclusive import Exclusive, interrupts_put_off
 from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Intake, split_prompts
-from tinyserve.engine.outputs import Choice, Output, StreamDelta
-from tinyserve.engine.progress import counted
-from tinyserve.engine.request import EngineRequest, RequestOutput
+from tinyserve.engine.outputs import Output
 from tinyserve.engine.sampling import SamplingParams
+from tinyserve.engine.shared_core import SharedCore
 from tinyserve.engine.turn import Turn
-from tinyserve.errors import ConfigError, RequestError, TinyServeError
-from tinyserve.text.messages import MessageParser, Part
+from tinyserve.errors import ConfigError, RequestError
 from tinyserve.text.tool_use import read_tool_use
 
 Params = SamplingParams | Mapping[str, Any] | None
 Messages = Sequence[Mapping[str, Any]]
-Inbox = deque[RequestOutput]  # what has come for one call
 
 
 class LLM:
@@ -59,9 +55,7 @@ class LLM:
 
     def _start(self, engine: Engine) -> None:
         self.engine = engine
-        self._inboxes: dict[str, Inbox] = {}  # of the requests that are open
-        self._given_up: deque[str] = deque()  # requests that the engine may not have aborted yet
-        self._use = Exclusive()  # of the engine
+        self._core = SharedCore(engine.core)
         self._ids = itertools.count()
 
     @property
@@ -89,7 +83,7 @@ class LLM:
             self._intake.request(self._next_id(), i, p, continues=True)
             for i, p in zip(ids, all_params, strict=True)
         ]
-        results = self._run(requests, progress)
+        results = run(self._core, requests, progress)
         for text, result in zip(texts, results, strict=True):
             result.prompt = text if isinstance(text, str) else None
         return results
@@ -122,7 +116,7 @@ class LLM:
         all_params = self._params_list(params, len(turns), {"max_tokens": None})
         pairs = zip(turns, all_params, strict=True)
         requests = [turn.request(self._next_id(), p) for turn, p in pairs]
-        results = self._run(requests, progress)
+        results = run(self._core, requests, progress)
         for turn, result in zip(turns, results, strict=True):
             for choice in result.outputs:
                 choice.message = turn.answer.read(choice.text)
@@ -147,7 +141,7 @@ class LLM:
         for text in texts:
             ids = self._intake.encode(text, is_whole=True, param="prompts")
             requests.append(self._intake.embedding_request(self._next_id(), ids, pooling=pooling))
-        results = self._run(requests, progress)
+        results = run(self._core, requests, progress)
         rows = [result.embedding for result in results if result.embedding is not None]
         return np.stack([unit(row) for row in rows] if normalize else rows)
 
@@ -156,7 +150,8 @@ class LLM:
         (text,) = _only(split_prompts(prompt, param="prompt"))
         ids = self._intake.encode(text)
         settled = self._params(params, {"max_tokens": COMPLETION_MAX_TOKENS})
-        return self._stream(self._intake.request(self._next_id(), ids, settled, continues=True))
+        request = self._intake.request(self._next_id(), ids, settled, continues=True)
+        return Stream(self._core, request)
 
     def stream_chat(
         self,
@@ -172,13 +167,13 @@ class LLM:
         use = read_tool_use(tools, tool_choice)
         turn = Turn.after(self._intake, messages, use, response_format, **template)
         request = turn.request(self._next_id(), self._params(params, {"max_tokens": None}))
-        return self._stream(request, turn)
+        return Stream(self._core, request, turn.answer)
 
     def close(self) -> None:
         """Abort whatever is still open, and tell who waits for it. The model is freed with the last
         reference to it.
         """
-        self._end_all("its LLM was closed")
+        self._core.end_all("its LLM was closed")
 
     def __enter__(self) -> LLM:
         return self
@@ -218,162 +213,6 @@ class LLM:
 
     def _next_id(self) -> str:
         return f"llm-{next(self._ids)}"
-
-    def _submit(self, request: EngineRequest, inbox: Inbox) -> None:
-        with self._use.turn():
-            self.engine.core.add_request(request)
-            self._inboxes[request.request_id] = inbox
-
-    def _release(self, request_id: str) -> None:
-        """Forget a request. Where the engine is in use (the garbage collector drops a stream in the
-        midst of a step), the user aborts it when it is done.
-        """
-        self._inboxes.pop(request_id, None)
-        self._given_up.append(request_id)
-        with self._use.turn_if_free() as is_free:
-            if is_free:
-                self._abort_given_up()
-
-    def _abort_given_up(self) -> None:
-        while self._given_up:
-            self.engine.core.abort(self._given_up.popleft())
-
-    def _end_all(self, why: str) -> None:
-        """Abort whatever is open; who waits for it will find an error."""
-        for request_id, inbox in list(self._inboxes.items()):
-            self._release(request_id)
-            error = TinyServeError(f"the request was aborted: {why}")
-            inbox.append(
-                RequestOutput(request_id, 0, [], "", 0, 0, finish_reason="abort", error=error)
-            )
-
-    def _step(self) -> None:
-        """Advance the engine once; every output goes to the call that waits for it. An exception
-        goes to the caller, and ends what others wait for: outputs may be lost with it.
-        """
-        with self._use.turn():
-            self._abort_given_up()
-            try:
-                outputs = self.engine.core.step()
-            except BaseException as error:
-                self._end_all(f"a step of the engine failed: {error!r}")
-                raise
-            finally:
-                self._abort_given_up()
-            for output in outputs:
-                inbox = self._inboxes.get(output.request_id)
-                if inbox is not None:
-                    inbox.append(output)
-
-    def _run(self, requests: Sequence[EngineRequest], progress: bool | None) -> list[Output]:
-        """Run requests to their end. All were made, and so checked, before the first is added: a
-        refusal leaves nothing behind.
-        """
-        results = [
-            Output(None, list(r.prompt_token_ids), [Choice(i) for i in range(r.params.n)])
-            for r in requests
-        ]
-        open_requests: dict[str, Output] = {}
-        inbox: Inbox = deque()
-        try:
-            for request, result in zip(requests, results, strict=True):
-                open_requests[request.request_id] = result
-                self._submit(request, inbox)
-            with counted(len(results), progress) as advance:
-                while open_requests:
-                    with interrupts_put_off() as interrupts:
-                        while open_requests and not interrupts:
-                            self._step()
-                            for _ in range(self._collect(inbox, open_requests)):
-                                advance()
-        finally:
-            with interrupts_put_off():
-                for request_id in open_requests:
-                    self._release(request_id)
-        return results
-
-    def _collect(self, inbox: Inbox, open_requests: dict[str, Output]) -> int:
-        """Move what has come into the results; how many requests it completes."""
-        num_open = len(open_requests)
-        while inbox:
-            output = _without_error(inbox.popleft())
-            result = open_requests[output.request_id]
-            result.add(output)
-            if output.finish_reason is not None and result.is_complete:
-                del open_requests[output.request_id]
-                del self._inboxes[output.request_id]
-        return num_open - len(open_requests)
-
-    def _stream(self, request: EngineRequest, turn: Turn | None = None) -> Stream:
-        n = request.params.n
-        parsers = [] if turn is None else [turn.answer.new_parser() for _ in range(n)]
-        stream = Stream(self, request.request_id, n, parsers)
-        self._submit(request, stream.inbox)
-        return stream
-
-
-class Stream:
-    """The deltas of one request, as an iterator.
-
-    `parsers` read the messages of a conversation's choices; there are none for other texts.
-    Leaving it early (`close` on any thread, a with block, or dropping it) aborts the request.
-    """
-
-    def __init__(
-        self, llm: LLM, request_id: str, num_choices: int, parsers: Sequence[MessageParser] = ()
-    ) -> None:
-        self._llm = llm
-        self._request_id = request_id
-        self._left = num_choices
-        self._parsers = parsers
-        self.inbox: Inbox = deque()
-
-    def __iter__(self) -> Stream:
-        return self
-
-    def __next__(self) -> StreamDelta:
-        try:
-            while not self.inbox and self._left:
-                self._llm._step()
-            output = _without_error(self.inbox.popleft()) if self._left else None
-        except BaseException:
-            self.close()
-            raise
-        if output is None:
-            raise StopIteration
-        if output.finish_reason is not None:
-            self._left = max(0, self._left - 1)  # 0 once another thread has closed it
-        if not self._left:
-            self.close()
-        return StreamDelta.of(output, self._parts(output))
-
-    def _parts(self, output: RequestOutput) -> list[Part]:
-        """What became certain of a message."""
-        if not self._parsers:
-            return []
-        parser = self._parsers[output.index]
-        parts = parser.push(output.new_text) if output.new_text else []
-        return parts if output.finish_reason is None else [*parts, *parser.flush()]
-
-    def close(self) -> None:
-        """Abort what is not finished; idempotent."""
-        self._left = 0
-        self._llm._release(self._request_id)
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
-
-
-def _without_error(output: RequestOutput) -> RequestOutput:
-    if output.finish_reason in ("error", "abort"):
-        raise output.error or TinyServeError("the request was aborted")
-    return output
 
 
 def _only(prompts: list[Any]) -> list[Any]:
