@@ -13,6 +13,8 @@ from helpers.fake_service import make_engine
 from helpers.live_server import Live, live, ok, wait_for
 from helpers.official import named_events, strictly
 
+from tinyserve.server.said_once import SaidOnce
+
 PATH = "/v1/messages"
 HELLO = [{"role": "user", "content": "hello"}]
 WEATHER = {
@@ -339,8 +341,7 @@ def test_what_claude_code_sends(served: Live, caplog: pytest.LogCaptureFixture) 
         "user-agent": "claude-cli/2.0",
     }
     assert served.state.service is not None
-    served.state.service._logged_messages.clear()  # each is said once only
-    served.state.service._logged_fields.clear()
+    served.state.service.said_once = SaidOnce()
     with caplog.at_level(logging.INFO, logger="tinyserve.server"):
         response = served.client.post(f"{PATH}?beta=true", json=body, headers=headers)
         counted = dict(body)

@@ -14,6 +14,8 @@ from helpers.live_server import Live, live, ok
 from helpers.official import named_events, strictly
 from openai.types.responses import Response
 
+from tinyserve.server.said_once import SaidOnce
+
 PATH = "/v1/responses"
 TRUNCATED = frozenset({"truncated_messages"})
 WEATHER = {
@@ -289,8 +291,7 @@ def test_api_01_what_codex_sends(served: Live, caplog: pytest.LogCaptureFixture)
         {"type": "message", "role": "user", "content": text},
     ]  # fmt: skip
     assert served.state.service is not None
-    served.state.service._logged_messages.clear()  # each is said once only
-    served.state.service._logged_fields.clear()
+    served.state.service.said_once = SaidOnce()
     with caplog.at_level(logging.INFO, logger="tinyserve.server"):
         response = served.post(
             PATH, model="tinyserve", instructions="You are", input=items, tools=tools,

@@ -12,10 +12,13 @@ from tinyserve.engine.build import Engine
 from tinyserve.errors import RequestError
 from tinyserve.server.chat_context import ChatContext
 from tinyserve.server.protocol import ChatRequest
+from tinyserve.server.structured import size_of
 from tinyserve.server.writer import Identity
 from tinyserve.text.answer_format import AnswerFormat
 from tinyserve.text.template import content_text
 from tinyserve.text.tool_use import ToolUse, read_tool_use
+
+TEMPLATE_CHARACTERS = 32  # that a chat template adds to each message, about
 
 
 def encode_chat(engine: Engine, body: ChatRequest) -> list[int]:
@@ -75,3 +78,14 @@ def chat_context(
     messages = (message.for_template() for message in body.messages)
     answer = AnswerFormat.after(ids, messages, intake.message_format, tools, intake.tokenizer, echo)
     return ChatContext(body, intake.tokenizer, identity, num_choices, answer)
+
+
+def prompt_size(body: ChatRequest) -> int:
+    """About how many characters the prompt will have, and its grammar."""
+    size = TEMPLATE_CHARACTERS * len(body.messages)
+    size += sum(len(m.content) for m in body.messages if isinstance(m.content, str))
+    others = [m.content for m in body.messages if not isinstance(m.content, str)]
+    calls = [m.tool_calls for m in body.messages if m.tool_calls]
+    shown = (body.tools, body.documents, body.chat_template_kwargs, body.chat_template)
+    values = (*others, *calls, *shown)
+    return size + size_of(body) + sum(len(str(value)) for value in values if value)

@@ -1,20 +1,17 @@
 """`Service`: what the routes do, without HTTP: turns a parsed request body into a `Prepared`, which
 is a group of engine requests and a writer for its answer.
 
-One per served model. Holds the names it answers to and what has been logged once; no state of
-requests.
+One per served model. Holds the names it answers to; no state of requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
-import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tinyserve.engine.build import Engine
@@ -23,11 +20,12 @@ from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import UnknownModelError
 from tinyserve.server.best_of import BestOfWriter
 from tinyserve.server.chat_context import ChatContext, MakeWriter
-from tinyserve.server.chat_prompt import chat_context, encode_chat
+from tinyserve.server.chat_prompt import chat_context, encode_chat, prompt_size
 from tinyserve.server.chat_writer import ChatWriter
 from tinyserve.server.deltas import DeltaMaker, DeltaOptions, PromptPart
 from tinyserve.server.extensions import Extensions
 from tinyserve.server.json_node import renamed
+from tinyserve.server.lengths import truncated, with_default_length
 from tinyserve.server.limits import (
     check_chat,
     check_completion,
@@ -36,25 +34,19 @@ from tinyserve.server.limits import (
     checked_prompts,
 )
 from tinyserve.server.openai_writer import CompletionWriter, WriterOptions
-from tinyserve.server.protocol import (
-    KNOWN_AND_HARMLESS,
-    ChatRequest,
-    CompletionRequest,
-    GenerationRequest,
-)
+from tinyserve.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from tinyserve.server.said_once import SaidOnce
 from tinyserve.server.session import Group
 from tinyserve.server.structured import chat_spec, compiled, size_of, spec_of
 from tinyserve.server.writer import Identity, Writer
 from tinyserve.text.grammar import Grammar
 from tinyserve.text.grammar_spec import GrammarSpec
-
-logger = logging.getLogger("tinyserve.server")
+from tinyserve.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
 ALIAS = "tinyserve"
 INLINE_CHARACTERS = 8192  # longer texts are tokenized off the event loop
-TEMPLATE_CHARACTERS = 32  # that a chat template adds to each message, about
 
 
 @dataclass(frozen=True)
@@ -69,6 +61,30 @@ class Prepared:
 def chat_writer(context: ChatContext) -> Writer:
     """The writer of `/v1/chat/completions`."""
     return ChatWriter(context, writer_options(context.body))
+
+
+def completion_writer(
+    body: CompletionRequest, tokenizer: Tokenizer, identity: Identity, num_prompts: int
+) -> Writer:
+    """The writer of `/v1/completions`."""
+    make_writer: Callable[..., CompletionWriter] = CompletionWriter
+    if _chooses(body):
+        make_writer = functools.partial(
+            BestOfWriter,
+            shows_logprobs=body.logprobs is not None,
+            scores_prompt=_scores_prompt(body),
+        )
+    num_choices = (body.n or 1) * num_prompts
+    return make_writer(tokenizer, identity, writer_options(body), num_choices=num_choices)
+
+
+def _chooses(body: CompletionRequest) -> bool:
+    """Whether more choices are made than shown."""
+    return body.best_of is not None and body.best_of > (body.n or 1)
+
+
+def _scores_prompt(body: CompletionRequest) -> bool:
+    return bool(body.echo) and body.logprobs is not None
 
 
 def writer_options(body: GenerationRequest) -> WriterOptions:
@@ -92,8 +108,7 @@ class Service:
     def __post_init__(self) -> None:
         named = self.engine.config.server.served_model_name
         self.names = tuple(dict.fromkeys(named)) or (self.engine.model_name,)
-        self._logged_fields: set[str] = set()
-        self._logged_messages: set[str] = set()
+        self.said_once = SaidOnce()
 
     @property
     def room(self) -> int:
@@ -125,14 +140,14 @@ class Service:
         """Check and tokenize a completion. Raises RequestError."""
         model = self._check_common(body, "logprobs", body.logprobs)
         check_completion(body)
+        logprobs, score_prompt = body.logprobs, _scores_prompt(body)
+        if logprobs is None and _chooses(body):
+            logprobs = 0  # to choose by
         fields = body.sampling_fields()
-        chooses = body.best_of is not None and body.best_of > (body.n or 1)
-        if chooses:
+        if _chooses(body):
             fields["n"] = body.best_of
-        logprobs = body.logprobs if body.logprobs is not None or not chooses else 0
         if logprobs is not None:
             fields["logprobs"] = logprobs
-        score_prompt = bool(body.echo) and body.logprobs is not None
         if score_prompt:
             fields["prompt_logprobs"] = max(body.logprobs or 0, body.prompt_logprobs or 0)
         params = self.engine.intake.params(fields, max_tokens=COMPLETION_MAX_TOKENS)
@@ -143,17 +158,7 @@ class Service:
         grammar = await self._compiled(await self.off_loop_if(size_of(body), spec_of, body))
         options = DeltaOptions(logprobs, score_prompt, params.skip_special_tokens)
         identity = self._identity("cmpl-", model)
-        make_writer: Callable[..., CompletionWriter] = CompletionWriter
-        if chooses:
-            make_writer = functools.partial(
-                BestOfWriter, shows_logprobs=body.logprobs is not None, scores_prompt=score_prompt
-            )
-        writer = make_writer(
-            self.engine.intake.tokenizer,
-            identity,
-            writer_options(body),
-            num_choices=(body.n or 1) * len(kept),
-        )
+        writer = completion_writer(body, self.engine.intake.tokenizer, identity, len(kept))
         return self._prepared(
             body,
             client,
@@ -199,7 +204,7 @@ class Service:
                 body,
                 client,
                 params,
-                [(self._truncated(ids, body, params), context.answer.echo)],
+                [(truncated(ids, body, params, self.room), context.answer.echo)],
                 options,
                 make_writer(context),
                 context.identity.response_id,
@@ -223,7 +228,7 @@ class Service:
         model = self.resolve_model(body.model)
         limit = self.engine.config.server.max_logprobs
         check_limits(body, {param: num_logprobs, "prompt_logprobs": body.prompt_logprobs}, limit)
-        self._log_unknown((body.model_extra or {}).keys())
+        self.said_once.unknown_fields((body.model_extra or {}).keys())
         return model
 
     def _prepared(
@@ -245,7 +250,7 @@ class Service:
             request = self.engine.intake.request(
                 f"{group}-{i}",
                 ids,
-                self._with_default_length(params, body, len(ids)),
+                with_default_length(params, body, self.room - len(ids)),
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
                 speculative=body.speculative is not False,
@@ -274,35 +279,13 @@ class Service:
         self, prompt: Prompt, ids: list[int], body: CompletionRequest, params: SamplingParams
     ) -> tuple[list[int], str]:
         """What is left of a prompt, as ids and as the text that echo shows."""
-        kept = self._truncated(ids, body, params)
+        kept = truncated(ids, body, params, self.room)
         if not body.echo:
             return kept, ""
         if isinstance(prompt, str) and len(kept) == len(ids):
             return kept, prompt
         decode = self.engine.intake.tokenizer.decode
         return kept, decode(kept, skip_special_tokens=params.skip_special_tokens)
-
-    def _with_default_length(
-        self, params: SamplingParams, body: GenerationRequest, num_prompt: int
-    ) -> SamplingParams:
-        """`params`, whose default `max_tokens` shrinks to the room that the prompt leaves; one that
-        the client has named is kept, and refused later if it does not fit.
-        """
-        default = params.max_tokens
-        room = max(self.room - num_prompt, params.min_tokens, 1)
-        if default is None or default <= room or "max_tokens" in body.sampling_fields():
-            return params
-        return replace(params, max_tokens=room)
-
-    def _truncated(
-        self, ids: list[int], body: GenerationRequest, params: SamplingParams
-    ) -> list[int]:
-        """The prompt, or its end where the client has asked for that (-1: what leaves room)."""
-        keep = body.truncate_prompt_tokens
-        if keep == -1:
-            wanted = params.max_tokens if params.max_tokens is not None else params.min_tokens or 1
-            keep = max(1, self.room - wanted)
-        return ids if keep is None else ids[-keep:]
 
     def _identity(self, prefix: str, model: str) -> Identity:
         return Identity(
@@ -317,22 +300,8 @@ class Service:
         The `skipped` have another name or no place there; unless `harmless`, they are logged once.
         """
         extra = body.model_extra or {}
-        self._log_unknown(skipped & extra.keys())
+        self.said_once.unknown_fields(skipped & extra.keys())
         return {k: v for k, v in extra.items() if k not in skipped and k not in harmless}
-
-    def _log_unknown(self, names: Set[str]) -> None:
-        """Log each unknown field the first time that a request has it."""
-        new = names - KNOWN_AND_HARMLESS - self._logged_fields
-        if new and len(self._logged_fields) < 1000:
-            self._logged_fields |= new
-            shown = ", ".join(repr(name[:64]) for name in itertools.islice(sorted(new), 20))
-            logger.info("ignoring unknown request fields: %s (said once)", shown)
-
-    def log_once(self, message: str) -> None:
-        """Log `message` the first time only: clients may cause it with every request."""
-        if message not in self._logged_messages and len(self._logged_messages) < 1000:
-            self._logged_messages.add(message)
-            logger.info("%s (said once)", message)
 
 
 def _own_names(body: ChatRequest) -> dict[str, str]:
@@ -341,14 +310,3 @@ def _own_names(body: ChatRequest) -> dict[str, str]:
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
     return names
-
-
-def prompt_size(body: ChatRequest) -> int:
-    """About how many characters the prompt will have, and its grammar."""
-    size = TEMPLATE_CHARACTERS * len(body.messages)
-    size += sum(len(m.content) for m in body.messages if isinstance(m.content, str))
-    others = [m.content for m in body.messages if not isinstance(m.content, str)]
-    calls = [m.tool_calls for m in body.messages if m.tool_calls]
-    shown = (body.tools, body.documents, body.chat_template_kwargs, body.chat_template)
-    values = (*others, *calls, *shown)
-    return size + size_of(body) + sum(len(str(value)) for value in values if value)

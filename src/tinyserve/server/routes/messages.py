@@ -92,7 +92,9 @@ def _fields(service: Service, body: CountRequest) -> dict[str, Any]:
         fields["continue_final_message"] = True
     functions, left_out = messages_body.read_tools(body.tools)
     for kind in sorted(left_out):
-        service.log_once(f"/v1/messages: leaving out {kind[:64]!r}, which this server cannot offer")
+        service.said_once.message(
+            f"/v1/messages: leaving out {kind[:64]!r}, which this server cannot offer"
+        )
     names = [f["function"]["name"] for f in functions]
     choice, is_parallel = messages_body.read_choice(body.tool_choice, names)
     if functions:

@@ -73,7 +73,9 @@ async def _prepared(service: Service, body: ResponsesRequest, client: str) -> Pr
     fit = without_oldest if body.truncation == "auto" else as_it_is
     fitted = await fit(service, chat)
     if fitted.num_dropped:
-        service.log_once("truncation: auto has left out the oldest messages of a conversation")
+        service.said_once.message(
+            "truncation: auto has left out the oldest messages of a conversation"
+        )
 
     def make_writer(context: ChatContext) -> Writer:
         response = ResponseObject(context.identity, body, tools, fitted.num_dropped)
@@ -91,7 +93,7 @@ async def _prepared(service: Service, body: ResponsesRequest, client: str) -> Pr
 def _chat_request(service: Service, body: ResponsesRequest, tools: ToolSet) -> ChatRequest:
     messages, left_out = read_input(body.input, body.instructions, tools)
     for kind in sorted(left_out | tools.left_out):
-        service.log_once(
+        service.said_once.message(
             f"/v1/responses: leaving out {kind[:64]!r}, which this server cannot offer"
         )
     choice = read_choice(body.tool_choice, tools)

@@ -1,0 +1,34 @@
+"""`SaidOnce`: log lines that clients may cause with every request, each the first time only."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Set
+
+from tinyserve.server.protocol import KNOWN_AND_HARMLESS
+
+logger = logging.getLogger("tinyserve.server")
+
+MOST = 1000  # of either kind; what comes later is not said at all
+
+
+class SaidOnce:
+    """Remembers what it has logged, up to a limit."""
+
+    def __init__(self) -> None:
+        self._fields: set[str] = set()
+        self._messages: set[str] = set()
+
+    def unknown_fields(self, names: Set[str]) -> None:
+        """Those of a request that are ignored."""
+        new = names - KNOWN_AND_HARMLESS - self._fields
+        if new and len(self._fields) < MOST:
+            self._fields |= new
+            shown = ", ".join(repr(name[:64]) for name in itertools.islice(sorted(new), 20))
+            logger.info("ignoring unknown request fields: %s (said once)", shown)
+
+    def message(self, message: str) -> None:
+        if message not in self._messages and len(self._messages) < MOST:
+            self._messages.add(message)
+            logger.info("%s (said once)", message)
