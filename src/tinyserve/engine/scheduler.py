@@ -27,6 +27,7 @@ from tinyserve.config import SchedulerConfig
 from tinyserve.engine.plan import Chunk, StepPlan
 from tinyserve.engine.policies import Policy, make_policy
 from tinyserve.engine.sequence import Sequence, Status
+from tinyserve.engine.step_drafts import step_drafts
 from tinyserve.engine.work import Step
 from tinyserve.kv.manager import KVManager
 from tinyserve.spec.drafter import Drafter
@@ -156,7 +157,7 @@ class Scheduler:
             return
         reserve = int(self._running[0].num_uncomputed > 1)  # the oldest advances, decode or not
         if self._drafter is not None:
-            self._propose()
+            self._drafts = step_drafts(self._drafter, self._running, self._budget, self._kv)
         append, seqs, chunks, drafts = self._kv.append, self._seqs, self._chunks, self._drafts
         decodes = [seq for seq in self._running if len(seq.token_ids) - seq.num_computed == 1]
         for seq in decodes[: self._budget - reserve]:
@@ -186,41 +187,6 @@ class Scheduler:
             self._budget -= len(draft.token_ids)
             self.counters.drafts += 1
             self.counters.draft_tokens += len(draft.token_ids)
-
-    def _propose(self) -> None:
-        """Get drafts for this step's decodes, none empty, within the budget and every limit.
-
-        Where blocks are short a draft gets what its sequence's last block holds: nobody is
-        preempted for the sake of a guess.
-        """
-        assert self._drafter is not None
-        spare = self._budget - len(self._running) - 1  # the decodes and the oldest come first
-        if spare <= 0:
-            return
-        most, kv = self._drafter.max_drafts, self._kv
-        is_tight = kv.num_available < len(self._running) * (1 + kv.blocks_for(most))
-        wanted: list[tuple[Sequence, int]] = []
-        num_decodes = 0
-        for seq in self._running:
-            num_known = len(seq.token_ids)
-            if num_known - seq.num_computed != 1:
-                continue
-            num_decodes += 1
-            if seq.output_ids and seq.job.request.speculative:
-                room = min(most, spare, seq.job.max_len - num_known - 1)
-                if is_tight:
-                    room = min(room, -num_known % kv.block_size)
-                if room > 0:
-                    wanted.append((seq, room))
-        for index, draft in self._drafter.propose(wanted, num_decodes):
-            seq = wanted[index][0]
-            del draft.token_ids[spare:], draft.probs[spare:]
-            if seq.grammar is not None and draft.token_ids:
-                valid = seq.grammar.count_valid(draft.token_ids)
-                del draft.token_ids[valid:], draft.probs[valid:]
-            if draft.token_ids:
-                spare -= len(draft.token_ids)
-                self._drafts[seq.seq_id] = draft
 
     def _make_room(self, seq: Sequence) -> bool:
         """Preempt until `seq` has room for its known tokens; False when it had to go itself."""
