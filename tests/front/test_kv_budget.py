@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from tinyserve.config import CacheConfig, SchedulerConfig, TinyServeConfig
-from tinyserve.engine import build
+from tinyserve.engine.resolve import resolve
 from tinyserve.errors import ConfigError
 from tinyserve.kv_budget import block_bytes
 from tinyserve.models.config import ModelConfig, RopeConfig
@@ -79,53 +79,53 @@ def config_of(**sections: object) -> TinyServeConfig:
 
 def test_default_context_shrinks_to_a_smaller_model() -> None:
     checkpoint = synthetic_checkpoint()  # 2048 positions
-    resolved, notes = build.resolve(config_of(), checkpoint)
+    resolved, notes = resolve(config_of(), checkpoint)
     assert resolved.scheduler.max_model_len == 2048
     assert any("max_model_len" in note for note in notes)
-    resolved, _ = build.resolve(config_of(scheduler={"max_model_len": None}), checkpoint)
+    resolved, _ = resolve(config_of(scheduler={"max_model_len": None}), checkpoint)
     assert resolved.scheduler.max_model_len == 2048
-    resolved, _ = build.resolve(config_of(scheduler={"max_model_len": 100}), checkpoint)
+    resolved, _ = resolve(config_of(scheduler={"max_model_len": 100}), checkpoint)
     assert resolved.scheduler.max_model_len == 100
 
 
 def test_asking_for_more_context_than_the_model_has() -> None:
     with pytest.raises(ConfigError, match=r"scheduler\.max_model_len is 3000.* 2048"):
-        build.resolve(config_of(scheduler={"max_model_len": 3000}), synthetic_checkpoint())
+        resolve(config_of(scheduler={"max_model_len": 3000}), synthetic_checkpoint())
 
 
 def test_blocks_from_memory_and_from_what_is_free() -> None:
     checkpoint = synthetic_checkpoint()
     one = block_bytes(checkpoint.config, 16, "f32")
-    resolved, notes = build.resolve(config_of(cache={"kv_cache_memory": "10MiB"}), checkpoint)
+    resolved, notes = resolve(config_of(cache={"kv_cache_memory": "10MiB"}), checkpoint)
     assert resolved.cache.num_blocks == (10 << 20) // one
     assert any("num_blocks" in note for note in notes)
-    resolved, _ = build.resolve(config_of(cache={"num_blocks": "auto"}), checkpoint)
+    resolved, _ = resolve(config_of(cache={"num_blocks": "auto"}), checkpoint)
     assert resolved.cache.num_blocks == 2048 // 16 * 16  # every seat at full length
 
 
 def test_more_blocks_than_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """MEM-01."""
-    monkeypatch.setattr(build, "total_memory", lambda: 1 << 20)
+    monkeypatch.setattr("tinyserve.engine.resolve.total_memory", lambda: 1 << 20)
     with pytest.raises(ConfigError, match=r"cache\.num_blocks 2048 takes .* 1\.0 MiB"):
-        build.resolve(config_of(), synthetic_checkpoint())
+        resolve(config_of(), synthetic_checkpoint())
 
 
 def test_more_swap_blocks_than_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The default is not: it is reserved, and taken only as it is used."""
     few, many = {"num_blocks": 4}, {"num_blocks": 4, "num_swap_blocks": 2**31 - 1}
-    monkeypatch.setattr(build, "total_memory", lambda: 1 << 20)
+    monkeypatch.setattr("tinyserve.engine.resolve.total_memory", lambda: 1 << 20)
     with pytest.raises(ConfigError, match=r"cache\.num_swap_blocks 2147483647 takes .* 1\.0 MiB"):
-        build.resolve(config_of(cache=many), synthetic_checkpoint())
-    build.resolve(config_of(cache=few), synthetic_checkpoint())
+        resolve(config_of(cache=many), synthetic_checkpoint())
+    resolve(config_of(cache=few), synthetic_checkpoint())
 
 
 def test_a_pool_smaller_than_the_context_is_noted() -> None:
-    _, notes = build.resolve(config_of(cache={"num_blocks": 4}), synthetic_checkpoint())
+    _, notes = resolve(config_of(cache={"num_blocks": 4}), synthetic_checkpoint())
     assert any("holds 64 tokens" in note for note in notes)
 
 
 def test_resolving_does_not_edit() -> None:
     before = config_of()
-    build.resolve(before, synthetic_checkpoint())
+    resolve(before, synthetic_checkpoint())
     assert before == config_of()
     assert dataclasses.replace(SchedulerConfig(), max_model_len=None).max_model_len is None

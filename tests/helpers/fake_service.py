@@ -14,8 +14,9 @@ from typing import Any
 from helpers.fake_engine import FakeLogits, FakeRunner, digest, first_allowed
 
 from tinyserve.config import TinyServeConfig
-from tinyserve.engine.build import Engine, assemble, resolve_max_model_len
+from tinyserve.engine.build import Engine, assemble
 from tinyserve.engine.plan import StepPlan
+from tinyserve.engine.resolve import resolve_max_model_len
 from tinyserve.engine.sampling import SampledToken, SampleRow
 from tinyserve.engine.speculation import make_proposer
 from tinyserve.models.checkpoint import Checkpoint

@@ -13,7 +13,8 @@ from helpers.live_server import live, ok
 
 from tinyserve import LLM, TinyServeConfig
 from tinyserve.config import ModelOptions
-from tinyserve.engine.build import build_engine, resolve_pooling
+from tinyserve.engine.build import build_engine
+from tinyserve.engine.resolve import resolve_pooling
 from tinyserve.errors import ModelLoadError
 from tinyserve.models.checkpoint import Checkpoint, load_checkpoint
 from tinyserve.models.export import write_checkpoint, write_safetensors

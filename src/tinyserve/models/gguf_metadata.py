@@ -137,7 +137,7 @@ def read_config(metadata: Metadata) -> ModelConfig:
 def read_sampling_defaults(metadata: Metadata) -> dict[str, float | int]:
     """What the authors recommend; newer converters copy it from generation_config.json.
 
-    Whether the values make sense is seen where they are used (`engine.build`).
+    Whether the values make sense is seen where they are used (`engine.resolve`).
     """
     defaults: dict[str, float | int] = {}
     for key, name in _SAMPLING_KEYS.items():

@@ -123,7 +123,7 @@ def read_eos_token_ids(config: Json, generation: Json, source: str = "") -> tupl
 def read_sampling_defaults(generation: Json) -> dict[str, float | int]:
     """What generation_config.json recommends, without randomness if `do_sample` is false.
 
-    Whether the values make sense is seen where they are used (`engine.build`).
+    Whether the values make sense is seen where they are used (`engine.resolve`).
     """
     defaults: dict[str, float | int] = {}
     for name in _SAMPLING_FIELDS:
