@@ -1,6 +1,6 @@
 """The command line: `tinyserve serve | generate | chat | doctor`.
 
-Options come from the declarations in `config.py`; see `options`. What the user got wrong is one
+Options come from the declared settings (`config.py`); see `options`. What the user got wrong is one
 line on stderr and exit code 2, never a traceback.
 """
 
