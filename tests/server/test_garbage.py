@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -14,6 +15,9 @@ from typing import Any
 import pytest
 from helpers.fake_service import make_engine
 from helpers.live_server import Live, live, wait_for
+
+from tinyserve.server.observe import observer
+from tinyserve.server.observe.log import ThroughputLog
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 HI = [{"role": "user", "content": "hi"}]
@@ -231,13 +235,19 @@ def test_requests_that_are_preempted() -> None:
         assert not garbage(served, act)
 
 
-def test_a_server_that_has_ended_lets_go_of_its_engine() -> None:
-    """Though FastAPI, which the document wants, keeps the functions of every route it was given."""
+def test_a_server_that_has_ended_lets_go_of_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though FastAPI, which the document wants, keeps the functions of every route it was given,
+    and a server that has run for a second has looked at its engine.
+    """
+    has_ticked = threading.Event()
+    monkeypatch.setattr(observer, "TICK_S", 0.001)
+    monkeypatch.setattr(ThroughputLog, "tick", lambda *_: has_ticked.set())
     engine = make_engine()
     core = weakref.ref(engine.core)
     with live(engine) as served:
         served.complete(max_tokens=1)
         assert served.client.get("/openapi.json").status_code == 200
+        assert has_ticked.wait(60)
     del engine, served
     gc.collect()
     assert core() is None
