@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from tinyserve.errors import ModelLoadError
 from tinyserve.models.config import ModelConfig, RopeConfig
+from tinyserve.models.exact_math import log
 from tinyserve.models.gguf_file import GGUFFile, StringArray
 from tinyserve.models.gguf_types import SUPPORTED
 from tinyserve.models.layout import check_config
@@ -196,7 +197,7 @@ def _read_rope(metadata: Metadata) -> RopeConfig:
         or metadata.need("{arch}.context_length", int),
         beta_fast=metadata.get("{arch}.rope.scaling.yarn_beta_fast", float) or 32.0,
         beta_slow=metadata.get("{arch}.rope.scaling.yarn_beta_slow", float) or 1.0,
-        attention_factor=None if extra is None else extra * (1.0 + 0.1 * math.log(factor)),
+        attention_factor=None if extra is None else extra * (1.0 + 0.1 * log(factor)),
         freq_factors=factors,
     )
 

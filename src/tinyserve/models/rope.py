@@ -1,8 +1,9 @@
 """Rotary tables: cos and sin of every position, from a `RopeConfig`. Knows no model and no kernel.
 
-Invariants: frequencies and angles are computed in float64 and rounded to f32 once; a table depends
-only on its arguments, never on the length of a running sequence (`dynamic` is resolved once, from
-`max_positions`), so positions mean the same in every request and a prefix can be cached.
+Invariants: frequencies and angles are computed in float64 and rounded to f32 once, to the same bits
+on every machine (`exact_math.py`); a table depends only on its arguments, never on the length of a
+running sequence (`dynamic` is resolved once, from `max_positions`), so positions mean the same in
+every request and a prefix can be cached.
 
 Sources: RoFormer (Su et al. 2021); YaRN (Peng et al. 2023); the frequency bands of Llama 3.1's
 release.
@@ -13,13 +14,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tinyserve.errors import ModelLoadError
 from tinyserve.kernels.formats import F32
 from tinyserve.models.config import RopeConfig
-
-F64 = NDArray[np.float64]
+from tinyserve.models.exact_math import F64, cos_sin, log, power
 
 KINDS = ("none", "linear", "llama3", "yarn", "dynamic")
 
@@ -38,10 +37,9 @@ def rope_table(
             inv_freq, scale = inverse_frequencies(config, head_dim, max_positions)
             positions = np.arange(num_rows or max_positions, dtype=np.float64)
             angles = positions[:, None] * inv_freq[None, :]
-            tables = [(turn(angles) * scale).astype(np.float32) for turn in (np.cos, np.sin)]
+            cos, sin = ((turns * scale).astype(np.float32) for turns in cos_sin(angles))
     except (ArithmeticError, ValueError) as error:  # divisions by zero, logarithms of nothing
         raise ModelLoadError(f"rope scaling {config.kind!r} makes no sense: {error}") from None
-    cos, sin = tables
     if not np.isfinite(cos[-1]).all() or not np.isfinite(sin[-1]).all():
         raise ModelLoadError(f"rope scaling {config.kind!r}: its parameters give no finite angles")
     return cos, sin
@@ -72,8 +70,7 @@ def inverse_frequencies(config: RopeConfig, head_dim: int, max_positions: int) -
 
 
 def _plain(theta: float, head_dim: int) -> F64:
-    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
-    return np.asarray(1.0 / theta**exponents, dtype=np.float64)
+    return np.array([1.0 / power(theta, i / head_dim) for i in range(0, head_dim, 2)])
 
 
 def _divide_by_factors(inv_freq: F64, factors: tuple[float, ...]) -> F64:
@@ -98,8 +95,8 @@ def _yarn(config: RopeConfig, inv_freq: F64, head_dim: int) -> F64:
     original = _original_length(config)
 
     def pair_with_turns(turns: float) -> float:
-        wavelength_log = math.log(original / (turns * 2 * math.pi))
-        return head_dim * wavelength_log / (2 * math.log(config.theta))
+        wavelength_log = log(original / (turns * 2 * math.pi))
+        return head_dim * wavelength_log / (2 * log(config.theta))
 
     low, high = pair_with_turns(config.beta_fast), pair_with_turns(config.beta_slow)
     if config.truncate:
@@ -117,7 +114,7 @@ def _yarn_attention_factor(config: RopeConfig) -> float:
         return config.attention_factor
 
     def mscale(weight: float) -> float:
-        return 1.0 if config.factor <= 1 else 0.1 * weight * math.log(config.factor) + 1.0
+        return 1.0 if config.factor <= 1 else 0.1 * weight * log(config.factor) + 1.0
 
     if config.mscale and config.mscale_all_dim:
         return mscale(config.mscale) / mscale(config.mscale_all_dim)
@@ -129,7 +126,7 @@ def _dynamic_theta(config: RopeConfig, head_dim: int, max_positions: int) -> flo
     original = _original_length(config)
     length = max(max_positions, original)
     stretch = config.factor * length / original - (config.factor - 1.0)
-    return float(config.theta * stretch ** (head_dim / (head_dim - 2)))
+    return config.theta * power(stretch, head_dim / (head_dim - 2))
 
 
 def _original_length(config: RopeConfig) -> int:
