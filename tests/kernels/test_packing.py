@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+
 import numpy as np
 import pytest
 from kernel_tools import FORMATS, make_weight, same_bits
@@ -116,3 +118,10 @@ def test_memory_is_aligned_zeroed_and_of_its_size(size: int, huge: bool) -> None
         assert memory.ctypes.data % (64 if size < 4 << 20 else 2 << 20) == 0
     assert not memory[:4096].any()
     memory[-1:] = 1
+
+
+def test_a_kernel_without_huge_pages_is_asked_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 12345, raising=False)  # EINVAL
+    memory = aligned_bytes(4 << 20)
+    assert memory.nbytes == 4 << 20
+    assert memory.ctypes.data % (2 << 20) == 0

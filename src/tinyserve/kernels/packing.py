@@ -14,6 +14,7 @@ Scales and minima are f16 where every one of them is exact in f16, else f32.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +62,8 @@ def aligned_bytes(size: int, *, huge: bool = True) -> NDArray[np.uint8]:
         return raw[start : start + size]
     area = _private(size + HUGE_PAGE)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        area.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
+        with contextlib.suppress(OSError):  # a kernel built without them
+            area.madvise(mmap.MADV_HUGEPAGE if huge else mmap.MADV_NOHUGEPAGE)
     raw = np.frombuffer(area, dtype=np.uint8)
     start = -raw.ctypes.data % HUGE_PAGE
     return raw[start : start + size]
