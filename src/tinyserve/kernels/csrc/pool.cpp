@@ -73,6 +73,16 @@ class FloatMode {
 
  private:
   unsigned saved_;
+#elif defined(__aarch64__)
+  FloatMode() {
+    asm volatile("mrs %0, fpcr" : "=r"(saved_));
+    set(0);
+  }
+  ~FloatMode() { set(saved_); }
+
+ private:
+  static void set(uint64_t control) { asm volatile("msr fpcr, %0" ::"r"(control)); }
+  uint64_t saved_;
 #else
   FloatMode() {}
 #endif
