@@ -91,8 +91,10 @@ Variant find_variant(const char* name) {
 
 // 64-byte aligned memory that is touched only as it is used.
 struct Aligned {
-  explicit Aligned(int64_t bytes) : data(static_cast<uint8_t*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64 + 64))) {
-    if (!data) throw std::bad_alloc();
+  explicit Aligned(int64_t bytes) {
+    void* memory = nullptr;  // not std::aligned_alloc, which macOS has from 10.15 on only
+    if (posix_memalign(&memory, 64, (bytes + 63) / 64 * 64 + 64) != 0) throw std::bad_alloc();
+    data = static_cast<uint8_t*>(memory);
   }
   ~Aligned() { std::free(data); }
   Aligned(const Aligned&) = delete;
