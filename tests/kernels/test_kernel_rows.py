@@ -230,7 +230,7 @@ def written_values(backend: Backend, values: F32, dtype: str) -> np.ndarray:
 
 def neighbours(exact: F32) -> F32:
     """Every value, the middle between it and the next, and both sides of that middle."""
-    exact = np.sort(exact[np.isfinite(exact)])
+    exact = np.sort(exact)
     middle = ((exact[:-1].astype(np.float64) + exact[1:]) / 2).astype(np.float32)
     around = [
         middle,
@@ -247,7 +247,7 @@ def padded(values: F32) -> F32:
 def test_every_f16_is_stored_rounded_to_even(backend: Backend) -> None:
     """All f16 numbers, all ties between them, and the numbers next to the ties; then saturation."""
     patterns = np.arange(65536, dtype=np.uint32).astype(np.uint16).view(np.float16)
-    values = padded(neighbours(patterns.astype(np.float32)))
+    values = padded(neighbours(patterns[np.isfinite(patterns)].astype(np.float32)))
     got = written_values(backend, values, "f16")
     assert same_bits(got, values.astype(np.float16))
     beyond = [65504, 65519, 65520, 65536, 1e9, 3e38, np.inf, -65520, -1e30, -np.inf]
@@ -277,7 +277,8 @@ def test_every_pattern_is_widened_exactly(variant: NativeBackend, kind: str) -> 
     """All 65,536 patterns as weights: read by the linear kernels, and by the embedding."""
     patterns = np.arange(65536, dtype=np.uint32).astype(np.uint16)
     data = patterns.view(np.float16) if kind == "f16" else patterns
-    wide = FloatWeight(data[:, None]).dequantize()[:, 0]
+    with np.errstate(invalid="ignore"):  # signalling NaN, where the processor says so
+        wide = FloatWeight(data[:, None]).dequantize()[:, 0]
     weight = variant.linear([FloatWeight(data[:, None])])
     got = apply(variant, lambda ops, x: ops.linear(x, weight), np.ones((1, 1), np.float32))[0]
     np.testing.assert_array_equal(got, wide)  # NaN equals NaN, and 0 equals -0 here
