@@ -369,6 +369,79 @@ inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
 }
 constexpr int U4_ROWS = 8;
 
+#elif defined(TS_ISA_NEON)
+
+// Sums of eight columns: `add` multiplies 4 features of each, 32 bytes of weights, by a word of activations.
+#if defined(__ARM_FEATURE_DOTPROD)
+struct EightSums {
+  int32x4_t s0 = vdupq_n_s32(0), s1 = vdupq_n_s32(0);
+  TS_INLINE void add(int8x16_t w0, int8x16_t w1, int8x16_t x) {
+    s0 = vdotq_s32(s0, w0, x);
+    s1 = vdotq_s32(s1, w1, x);
+  }
+  TS_INLINE int32x4_t lower() const { return s0; }
+  TS_INLINE int32x4_t upper() const { return s1; }
+};
+#else
+struct EightSums {  // a group's: at most 8 * 15 * 127 in each, twice that in a pair, which fits int16
+  int16x8_t s0 = vdupq_n_s16(0), s1 = s0, s2 = s0, s3 = s0;
+  TS_INLINE void add(int8x16_t w0, int8x16_t w1, int8x16_t x) {
+    s0 = vmlal_s8(s0, vget_low_s8(w0), vget_low_s8(x));
+    s1 = vmlal_high_s8(s1, w0, x);
+    s2 = vmlal_s8(s2, vget_low_s8(w1), vget_low_s8(x));
+    s3 = vmlal_high_s8(s3, w1, x);
+  }
+  TS_INLINE int32x4_t lower() const { return vpaddlq_s16(vpaddq_s16(s0, s1)); }
+  TS_INLINE int32x4_t upper() const { return vpaddlq_s16(vpaddq_s16(s2, s3)); }
+};
+#endif
+
+TS_INLINE int32_t word_at(const uint8_t* p) {
+  int32_t word;
+  memcpy(&word, p, 4);
+  return word;
+}
+
+// Columns 0-7, then 8-15: the sums of all would need more registers than there are.
+template <int R, bool WIDE>
+inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
+  const Weight& w = b.w;
+  const uint8_t* panel = b.data;
+  const int64_t step = WIDE ? U4_WIDE : group_bytes(w);
+  vf acc[R];
+  begin(b, c, acc);
+  for (int g = 0; g < b.steps; ++g, panel += step) {
+    fetch.step();
+    vf total[R];
+    each<2>([&](auto half) TS_LAMBDA {
+      EightSums sums[R];
+      each<8>([&](auto j) TS_LAMBDA {
+        const uint8_t* p = panel + (WIDE ? 64 * j + 32 * half : 32 * j);
+        auto values = [&](const uint8_t* from) TS_LAMBDA {
+          const uint8x16_t both = vld1q_u8(from);
+          return vreinterpretq_s8_u8(WIDE ? both : half == 0 ? vandq_u8(both, vdupq_n_u8(15)) : vshrq_n_u8(both, 4));
+        };
+        const int8x16_t w0 = values(p), w1 = values(p + 16);
+        each<R>([&](auto r) TS_LAMBDA {
+          sums[r].add(w0, w1, vreinterpretq_s8_s32(vdupq_n_s32(word_at(a.q + ((8 * g + j) * R + r) * 4))));
+        });
+      });
+      each<R>([&](auto r) TS_LAMBDA {
+        total[r].v[2 * half] = vcvtq_f32_s32(sums[r].lower());
+        total[r].v[2 * half + 1] = vcvtq_f32_s32(sums[r].upper());
+      });
+    });
+    const vf scale = WIDE ? load((const float*)(panel + LANES * 32)) : load_scale(panel + U4_VALUES, w.f16_scale);
+    const vf least = WIDE ? load((const float*)(panel + LANES * 32) + LANES) : load_u4_min(w, panel + U4_VALUES, scale);
+    each<R>([&](auto r) TS_LAMBDA {
+      acc[r] = add_group(acc[r], total[r], scale, a, g * R + r);
+      acc[r] = add_min(acc[r], least, a, g * R + r);
+    });
+  }
+  keep(acc, c);
+}
+constexpr int U4_ROWS = 6;
+
 #else
 
 template <int R, bool WIDE>
@@ -483,6 +556,45 @@ inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   keep(acc, c);
 }
 constexpr int INT8_ROWS = 12;
+
+#elif defined(TS_ISA_NEON)
+
+template <int R>
+inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
+  const Weight& w = b.w;
+  const uint8_t* panel = b.data;
+  const int64_t values = int64_t(LANES) * w.group;
+  vf acc[R];
+  begin(b, c, acc);
+  for (int g = 0; g < b.steps; ++g, panel += group_bytes(w)) {
+    fetch.step();
+    int32x4_t s[R][4];
+    each<R>([&](auto r) TS_LAMBDA { each<4>([&](auto i) TS_LAMBDA { s[r][i] = vdupq_n_s32(0); }); });
+    const uint8_t* x = a.q + int64_t(2) * w.group * g * R;
+    for (int j = 0; j < w.group / 2; ++j, x += R * 4) {
+      const int8x16x2_t pairs = vld2q_s8((const int8_t*)panel + 32 * j);  // the even features, the odd ones
+      each<2>([&](auto odd) TS_LAMBDA {
+        const int16x8_t w0 = vmovl_s8(vget_low_s8(pairs.val[odd])), w1 = vmovl_high_s8(pairs.val[odd]);
+        each<R>([&](auto r) TS_LAMBDA {
+          const int16x4_t pair = vreinterpret_s16_s32(vdup_n_s32(word_at(x + r * 4)));
+          s[r][0] = vmlal_lane_s16(s[r][0], vget_low_s16(w0), pair, odd);
+          s[r][1] = vmlal_high_lane_s16(s[r][1], w0, pair, odd);
+          s[r][2] = vmlal_lane_s16(s[r][2], vget_low_s16(w1), pair, odd);
+          s[r][3] = vmlal_high_lane_s16(s[r][3], w1, pair, odd);
+        });
+      });
+    }
+    const vf scale = load_scale(panel + values, w.f16_scale);
+    each<R>([&](auto r) TS_LAMBDA {
+      vf sum;
+      each<4>([&](auto i) TS_LAMBDA { sum.v[i] = vcvtq_f32_s32(s[r][i]); });
+      acc[r] = add_group(acc[r], sum, scale, a, g * R + r);
+      if (w.has_min) acc[r] = add_min(acc[r], load_scale(panel + values + scale_bytes(w), w.f16_scale), a, g * R + r);
+    });
+  }
+  keep(acc, c);
+}
+constexpr int INT8_ROWS = 4;
 
 #else
 

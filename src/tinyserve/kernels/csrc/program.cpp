@@ -15,6 +15,11 @@
 #include <unistd.h>
 #endif
 
+#if TS_HAVE_NEON_DOT
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
+
 #define TS_API extern "C" __attribute__((visibility("default")))
 
 extern const Kernels kernels_portable;
@@ -29,6 +34,9 @@ extern const Kernels kernels_avx512;
 #endif
 #if TS_HAVE_NEON
 extern const Kernels kernels_neon;
+#endif
+#if TS_HAVE_NEON_DOT
+extern const Kernels kernels_neon_dot;
 #endif
 
 namespace {
@@ -71,6 +79,9 @@ std::vector<Variant> variants() {
 #endif
 #if TS_HAVE_AVX2
   all.push_back({"avx2", &kernels_avx2, fma && __builtin_cpu_supports("avx2")});
+#endif
+#if TS_HAVE_NEON_DOT
+  all.push_back({"neon_dot", &kernels_neon_dot, (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0});
 #endif
 #if TS_HAVE_NEON
   all.push_back({"neon", &kernels_neon, true});

@@ -6,6 +6,9 @@
 #include <cstring>
 #include <utility>
 
+#if defined(TS_ISA_NEON_DOT)
+#define TS_ISA_NEON 1
+#endif
 #if defined(TS_ISA_AVX2) || defined(TS_ISA_AVX512)
 #include <immintrin.h>
 #elif defined(TS_ISA_NEON)
