@@ -274,8 +274,12 @@ class SpecConfig:
                 f"spec.prompt_lookup_min ({self.prompt_lookup_min}) exceeds "
                 f"spec.prompt_lookup_max ({self.prompt_lookup_max})"
             )
-        if self.enabled and (self.method == "draft_model") != (self.draft_model is not None):
+        if self.enabled and self.method == "draft_model" and self.draft_model is None:
             raise ConfigError(
-                "spec.draft_model names the model of method draft_model; "
-                f"the method is {self.method} and the model {self.draft_model!r}"
+                "spec.method draft_model needs spec.draft_model, the model that drafts"
+            )
+        if self.enabled and self.method != "draft_model" and self.draft_model is not None:
+            raise ConfigError(
+                f"spec.draft_model {self.draft_model!r} is used by spec.method draft_model only, "
+                f"but the method is {self.method}"
             )

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tinyserve.errors import ConfigError
+from tinyserve.errors import ConfigError, reason_of
 from tinyserve.settings import checked, did_you_mean, parse_text, settings_of
 
 Layer = dict[str, dict[str, Any]]  # section -> key -> value
@@ -37,7 +37,7 @@ def layer_from_yaml(path: str | os.PathLike[str], sections: Sections) -> Layer:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"cannot read the configuration file {os.fspath(path)!r}: {error}"
+            f"cannot read the configuration file {os.fspath(path)!r}: {reason_of(error)}"
         ) from None
     try:
         values = load_strict(text)

@@ -74,3 +74,10 @@ class RequestTimeoutError(TinyServeError):
 
 class EngineDeadError(TinyServeError):
     """The engine thread has stopped; no request can be served until a restart."""
+
+
+def reason_of(error: Exception) -> str:
+    """What went wrong, without the number and the path that an OSError adds: for messages that
+    name the path themselves.
+    """
+    return getattr(error, "strerror", None) or str(error)

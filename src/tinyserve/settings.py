@@ -251,7 +251,7 @@ def _plain(limit: float) -> str:
     return str(limit) if isinstance(limit, int) else f"{limit:g}"
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """ " (did you mean 'x'?)" or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=1)
+def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """ " (did you mean 'x'?)", or nothing where none is as similar as `cutoff` (0 to 1)."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f" (did you mean {close[0]!r}?)" if close else ""

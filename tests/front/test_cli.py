@@ -102,6 +102,14 @@ def test_every_setting_has_an_option_in_the_help(capsys: pytest.CaptureFixture[s
             ["generate", "x", "--model", "synthetic", "--chat-template", "a\n{{ x"],
             "chat_template: unexpected end of template",
         ),
+        (
+            ["serve", "--config", "/no/such/file"],
+            "configuration file '/no/such/file': No such file or directory\n",
+        ),
+        (
+            ["serve", "--speculative-method", "draft_model"],
+            "spec.method draft_model needs spec.draft_model",
+        ),
     ],
 )
 def test_errors_are_one_line_and_exit_code_2(
@@ -116,10 +124,17 @@ def test_errors_are_one_line_and_exit_code_2(
 
 
 def test_unknown_options_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", "--prot", "1"])
-    assert ended.value.code == 2
-    assert "--prot" in capsys.readouterr().err
+    for argv, said in (
+        (["serve", "--prot", "1"], "unrecognized arguments: --prot (did you mean '--port'?)"),
+        (["serve", "--prot=1"], "(did you mean '--port'?)"),
+        (["serve", "--enable-lora"], "arguments: --enable-lora; tinyserve serve --help lists all"),
+        (["chat", "a", "b"], "tinyserve chat: error: unrecognized arguments: b;"),
+        (["--prot"], "tinyserve: error: unrecognized arguments: --prot;"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main(argv)
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err
 
 
 def test_sampling_options() -> None:
@@ -439,7 +454,7 @@ def test_a_taken_port_is_one_clear_error(capsys: pytest.CaptureFixture[str]) -> 
         port = taken.getsockname()[1]
         config = TinyServeConfig.from_dict({"server": {"port": port}})
         with (
-            pytest.raises(ConfigError, match=rf"server\.port.*{port}"),
+            pytest.raises(ConfigError, match=rf"server\.port.*{port}: .* \(another program"),
             listening(config.server),
         ):
             pass

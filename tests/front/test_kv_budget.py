@@ -106,8 +106,10 @@ def test_blocks_from_memory_and_from_what_is_free() -> None:
 def test_more_blocks_than_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """MEM-01."""
     monkeypatch.setattr("tinyserve.engine.resolve.total_memory", lambda: 1 << 20)
-    with pytest.raises(ConfigError, match=r"cache\.num_blocks 2048 takes .* 1\.0 MiB"):
+    with pytest.raises(ConfigError, match=r"cache\.num_blocks: 2048 blocks take .* 1\.0 MiB"):
         resolve(config_of(), synthetic_checkpoint())
+    with pytest.raises(ConfigError, match=r"cache\.kv_cache_memory: .* take .* 1\.0 MiB"):
+        resolve(config_of(cache={"kv_cache_memory": "9GiB"}), synthetic_checkpoint())
 
 
 def test_more_swap_blocks_than_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

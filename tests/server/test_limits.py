@@ -162,6 +162,7 @@ def test_sam_13_a_field_by_another_servers_name(
         ("prompt_embeds", ["AAAA"], []),
         ("logits_processors", ["x"], None),
         ("lora_path", "x", ""),
+        ("lora", [{"id": 0, "scale": 1.0}], []),
         ("top_n_sigma", 1.5, -1),
         ("documents", [{"text": "a fact"}], []),
         ("thinking_token_budget", 64, None),

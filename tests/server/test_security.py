@@ -423,7 +423,7 @@ def test_https_with_certificates_of_clients(certificate: tuple[Path, Path]) -> N
 @pytest.mark.parametrize("name", ["ssl_certfile", "ssl_keyfile", "ssl_ca_certs"])
 def test_a_file_that_cannot_be_read_is_named(name: str) -> None:
     options = {"ssl_certfile": __file__, name: "/no/such/file"}
-    with pytest.raises(ConfigError, match=rf"server\.{name}: cannot read it.*/no/such/file"):
+    with pytest.raises(ConfigError, match=rf"server\.{name}: cannot read /no/such/file: No such"):
         run.serve(Future(), ServerConfig(port=0, **options))
 
 

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tinyserve.cli.options import build_parser
+from tinyserve.cli.options import build_parser, parse_arguments
 from tinyserve.errors import EngineDeadError, TinyServeError
 from tinyserve.logs import logs_json
 
@@ -21,10 +21,9 @@ from tinyserve.logs import logs_json
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
     open_standard_streams()
-    parser = build_parser()
-    arguments = parser.parse_args(argv)
+    arguments = parse_arguments(argv)
     if arguments.command is None:
-        parser.print_help(sys.stderr)
+        build_parser().print_help(sys.stderr)
         return 2
     if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may not know every character
         sys.stdout.reconfigure(errors="replace")

@@ -15,7 +15,7 @@ import tinyserve
 from tinyserve.config import SECTIONS, TinyServeConfig
 from tinyserve.errors import ConfigError
 from tinyserve.kv_budget import readable
-from tinyserve.settings import Setting, checked, parse_text, settings_of
+from tinyserve.settings import Setting, checked, did_you_mean, parse_text, settings_of
 
 ENGINE_SECTIONS = ("model", "cache", "scheduler", "spec")
 
@@ -34,6 +34,22 @@ SAMPLING_FLAGS: dict[str, tuple[Callable[[str], Any], str]] = {
 }
 
 
+def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """The command line (None: the process's). What is wrong ends the program with exit code 2, by
+    the usage of the command that it was given to.
+    """
+    arguments, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        parser: argparse.ArgumentParser = arguments.parser
+        flags = [flag for flag in parser._option_string_actions if flag.startswith("--")]
+        # Other servers have flags of many names: only what looks like a slip gets a hint.
+        hint = did_you_mean(unknown[0].partition("=")[0], flags, cutoff=0.75)
+        parser.error(
+            f"unrecognized arguments: {' '.join(unknown)}{hint}; {parser.prog} --help lists all"
+        )
+    return arguments
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = argparse.ArgumentParser(
@@ -43,6 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=_Help,
     )
     parser.add_argument("--version", action="version", version=f"tinyserve {tinyserve.__version__}")
+    parser.set_defaults(parser=parser)  # for `parse_arguments`; a command puts its own here
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     serve = _command(
@@ -120,6 +137,7 @@ def _command(commands: Any, name: str, usage: str, summary: str) -> argparse.Arg
         epilog=_EXAMPLES[name],
         formatter_class=_Help,
     )
+    parser.set_defaults(parser=parser)
     return parser
 
 

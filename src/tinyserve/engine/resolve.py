@@ -119,8 +119,9 @@ def _check_memory(cache: CacheConfig, num_blocks: int, one: int) -> None:
     """Raise ConfigError for more blocks, of `one` bytes each, than the machine has memory."""
     total = total_memory()
     if num_blocks * one > total:
+        key = "num_blocks" if cache.kv_cache_memory is None else "kv_cache_memory"
         raise ConfigError(
-            f"cache.num_blocks {num_blocks} takes {readable(num_blocks * one)}, but this machine "
+            f"cache.{key}: {num_blocks} blocks take {readable(num_blocks * one)}, but this machine "
             f"has {readable(total)}; at most {total // one} blocks fit, for a "
             f"scheduler.max_model_len of at most {total // one * cache.block_size}"
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from tinyserve.errors import ModelLoadError
+from tinyserve.errors import ModelLoadError, reason_of
 from tinyserve.kernels.formats import F32, Weight
 from tinyserve.models.config import ModelConfig
 from tinyserve.text.tokenizer_spec import TokenizerSpec
@@ -130,7 +130,7 @@ def load_path(path: Path, name: str) -> Checkpoint:
     try:
         return _load_existing(path, name)
     except OSError as error:  # no permission, an input error, a file that vanished
-        raise ModelLoadError(f"cannot read {path}: {error}") from error
+        raise ModelLoadError(f"cannot read {path}: {reason_of(error)}") from error
 
 
 def _existing_path(model: str) -> Path | None:

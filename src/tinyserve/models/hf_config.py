@@ -12,7 +12,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from tinyserve.errors import ModelLoadError
+from tinyserve.errors import ModelLoadError, reason_of
 from tinyserve.models.config import ModelConfig
 from tinyserve.models.hf_fields import (
     Json,
@@ -58,7 +58,7 @@ def read_value(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"cannot read {path}: {error}") from error
+        raise ModelLoadError(f"cannot read {path}: {reason_of(error)}") from error
 
 
 def read_model_config(data: Json, source: str) -> ModelConfig:

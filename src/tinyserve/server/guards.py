@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tinyserve.config import ServerConfig
-from tinyserve.errors import ConfigError
+from tinyserve.errors import ConfigError, reason_of
 from tinyserve.server.errors import HTTPError, failure
 from tinyserve.server.http import App, basic_password, given_key
 from tinyserve.server.messages_errors import in_dialect
@@ -37,7 +37,9 @@ def load_keys(config: ServerConfig) -> tuple[str, ...]:
         # Windows' editors begin a file with a mark, which would become part of the first key.
         lines = Path(config.api_key_file).read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"server.api_key_file: cannot read it: {error}") from None
+        raise ConfigError(
+            f"server.api_key_file: cannot read {config.api_key_file}: {reason_of(error)}"
+        ) from None
     keys = [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
     if not keys:  # an empty file must not mean "no key needed"
         raise ConfigError(f"server.api_key_file: no key in {config.api_key_file}")

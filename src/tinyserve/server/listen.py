@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
 from collections.abc import Iterator
 
 from tinyserve.config import ServerConfig
-from tinyserve.errors import ConfigError
+from tinyserve.errors import ConfigError, reason_of
 
 # The kernel closes the connection of a client that has vanished (keep-alive probes), or that does
 # not acknowledge what was sent, after so many seconds.
@@ -85,9 +86,22 @@ def _tcp(host: str, port: int) -> socket.socket:
             raise
     except (OSError, UnicodeError) as error:
         raise ConfigError(
-            f"server.host, server.port: cannot listen on {host}:{port}: {error}"
+            f"server.host, server.port: cannot listen on {host}:{port}: "
+            f"{reason_of(error)}{_advice(error)}"
         ) from None
     return listener
+
+
+def _advice(error: Exception) -> str:
+    """What helps, for the failures that people meet most."""
+    number = getattr(error, "errno", None)
+    if number == errno.EADDRINUSE:
+        return " (another program listens there; --port chooses another port)"
+    if number in (errno.EACCES, errno.EPERM):
+        return " (ports below 1024 are for root; --port chooses another port)"
+    if number == errno.EADDRNOTAVAIL:
+        return " (this machine has no such address; --host 0.0.0.0 listens on all it has)"
+    return ""
 
 
 def _set_timeouts(listener: socket.socket) -> None:
@@ -113,7 +127,7 @@ def _unix(path: str) -> socket.socket:
         listener.listen()  # until then it looks as if nobody used it
     except OSError as error:
         listener.close()
-        raise ConfigError(f"server.uds: cannot listen on {path}: {error}") from None
+        raise ConfigError(f"server.uds: cannot listen on {path}: {reason_of(error)}") from None
     return listener
 
 

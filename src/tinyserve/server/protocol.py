@@ -234,6 +234,7 @@ _UNSERVED: dict[str, Any] = {
     "typical_p": 1, "tfs_z": 1, "top_a": 0, "mirostat": 0, "dynatemp_range": 0,
     "dry_multiplier": 0, "xtc_probability": 0, "stop_regex": None, "prompt_embeds": None,
     "logits_processors": None, "custom_logit_processor": None, "lora_path": None,
+    "lora": None, "lora_request": None, "adapters": None, "adapter_id": None,
     "top_n_sigma": -1, "documents": None, "thinking_token_budget": None,
 }  # fmt: skip
 

@@ -24,7 +24,7 @@ import uvicorn
 
 from tinyserve.config import ServerConfig
 from tinyserve.engine.build import Engine
-from tinyserve.errors import ConfigError, EngineDeadError
+from tinyserve.errors import ConfigError, EngineDeadError, reason_of
 from tinyserve.server.app import create_app
 from tinyserve.server.collector import Collector
 from tinyserve.server.connection import Connection
@@ -110,11 +110,12 @@ def web_settings(app: App, config: ServerConfig) -> uvicorn.Config:
     if config.access_log:  # whose lines are INFO, below the level of uvicorn's others
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)
     for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        path = getattr(config, name)
         try:
-            if (path := getattr(config, name)) is not None:
+            if path is not None:
                 Path(path).read_bytes()
         except OSError as error:
-            raise ConfigError(f"server.{name}: cannot read it: {error}") from None
+            raise ConfigError(f"server.{name}: cannot read {path}: {reason_of(error)}") from None
     try:
         settings.load()
     except OSError as error:  # ssl.SSLError is one

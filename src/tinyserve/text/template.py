@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tinyserve.errors import ConfigError, RequestError
+from tinyserve.errors import ConfigError, RequestError, reason_of
 from tinyserve.text.template_forms import forms
 from tinyserve.text.tool_prompt import (
     template_knows_calls,
@@ -216,7 +216,7 @@ def read_chat_template(value: str) -> str:
     except Exception as error:  # jinja2's, or a limit of Python's parser
         line = getattr(error, "lineno", None)
         where = f" (line {line})" if line else ""
-        raise ConfigError(f"chat_template: {error}{where}") from error
+        raise ConfigError(f"model.chat_template: {error}{where}") from error
     return source
 
 
@@ -227,7 +227,9 @@ def _file_or_text(value: str) -> str:
             return Path(value).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         if not looks_inline:
-            raise ConfigError(f"chat_template: cannot read the file {value!r}: {error}") from error
+            raise ConfigError(
+                f"model.chat_template: cannot read the file {value!r}: {reason_of(error)}"
+            ) from error
     return value
 
 

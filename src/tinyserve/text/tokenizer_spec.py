@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tinyserve.errors import ModelLoadError
+from tinyserve.errors import ModelLoadError, reason_of
 
 # The special tokens a chat template may name, under Hugging Face's names.
 SPECIAL_TOKEN_NAMES = (
@@ -140,7 +140,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
-        raise ModelLoadError(f"cannot read {path}: {error}") from error
+        raise ModelLoadError(f"cannot read {path}: {reason_of(error)}") from error
     if not isinstance(value, dict):
         raise ModelLoadError(f"{path} does not hold a JSON object")
     return value
@@ -150,7 +150,7 @@ def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise ModelLoadError(f"cannot read {path}: {error}") from error
+        raise ModelLoadError(f"cannot read {path}: {reason_of(error)}") from error
 
 
 def _read_templates(folder: Path, config: Mapping[str, Any]) -> tuple[str | None, dict[str, str]]:
