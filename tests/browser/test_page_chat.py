@@ -391,6 +391,27 @@ def test_a_broken_stream_never_looks_complete(page: Page) -> None:
         expect(answers(page).locator(".body")).to_have_text("half")
 
 
+# A connection that breaks in the midst of an answer, as when the server is killed.
+BREAK_OFF = """() => {
+  const real = window.fetch;
+  const said = 'data: {"choices":[{"index":0,"delta":{"content":"half"}}]}\\n\\n';
+  const body = () => new ReadableStream({
+    start: (control) => control.enqueue(new TextEncoder().encode(said)),
+    pull: (control) => setTimeout(() => control.error(new TypeError("network error")), 100),
+  }, { highWaterMark: 0 });
+  window.fetch = async (path, options) =>
+    path.endsWith("chat/completions") ? new Response(body()) : real(path, options);
+}"""
+
+
+def test_a_lost_connection_is_called_one(page: Page) -> None:
+    page.evaluate(BREAK_OFF)
+    say(page, "Hello")
+    error = answers(page).locator(".error")
+    expect(error).to_contain_text("The answer broke off: the connection to the server was lost.")
+    expect(answers(page).locator(".body")).to_have_text("half")
+
+
 def test_reasoning_and_tool_calls_are_shown_folded(page: Page) -> None:
     deltas: list[dict[str, Any]] = [
         {"role": "assistant", "content": ""},

@@ -111,6 +111,8 @@ function inWords(status, told, { key, retryAfter }) {
 
 // --- streams ---------------------------------------------------------------------------------------------------------
 
+const LOST = "The answer broke off: the connection to the server was lost.";
+
 // The data of each server-sent event (WHATWG HTML, section 9.2.6). Comments and other fields are skipped.
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -118,7 +120,7 @@ export async function* events(response) {
   let data = [];
   try {
     for (;;) {
-      const { value, done } = await reader.read();
+      const { value, done } = await reader.read().catch(lost);
       if (done) return; // an event without its empty line was cut off: not one
       const lines = (rest + value).split(/\r\n|\n|\r(?!$)/); // a last \r may be half of \r\n
       rest = lines.pop();
@@ -136,6 +138,10 @@ export async function* events(response) {
   }
 }
 
+function lost(error) {
+  throw error.name === "AbortError" ? error : new ApiError(LOST);
+}
+
 // The chunks of an OpenAI stream. Raises ApiError for an error event, and for an end without [DONE].
 export async function* chunks(response) {
   for await (const data of events(response)) {
@@ -144,5 +150,5 @@ export async function* chunks(response) {
     if (chunk.error) throw new ApiError(`The answer broke off: ${chunk.error.message}`, 500);
     yield chunk;
   }
-  throw new ApiError("The answer broke off: the connection to the server was lost.");
+  throw new ApiError(LOST);
 }
