@@ -21,8 +21,8 @@ Sections = Mapping[str, type]  # name -> its dataclass
 # Short forms that stand apart from TINYSERVE_<SECTION>_<KEY>: variable -> (section, key).
 SPECIAL_VARIABLES = {"TINYSERVE_API_KEY": ("server", "api_key")}
 
-# What Kubernetes tells each container of a service, here of one that is called tinyserve-server,
-# say: TINYSERVE_SERVER_SERVICE_HOST=10.0.0.1, TINYSERVE_SERVER_PORT=tcp://10.0.0.1:8000, ...
+# Kubernetes describes each service to every container. For one called tinyserve-server it sets
+# TINYSERVE_SERVER_SERVICE_HOST=10.0.0.1, TINYSERVE_SERVER_PORT=tcp://10.0.0.1:8000, ...
 _SERVICE_LINK = re.compile(r".*(_SERVICE_(HOST|PORT(_\w+)?)|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)")
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.*")
 
@@ -49,7 +49,7 @@ def layer_from_yaml(path: str | os.PathLike[str], sections: Sections) -> Layer:
 def layer_from_env(env: Mapping[str, str], sections: Sections) -> Layer:
     """The settings named by `TINYSERVE_<SECTION>_<KEY>` and by the special variables.
 
-    What Kubernetes says of services with such names is none.
+    Variables that Kubernetes sets for services with such names are skipped.
     """
     known = {s.env: s for section in sections.values() for s in settings_of(section).values()}
     for variable, (section, key) in SPECIAL_VARIABLES.items():

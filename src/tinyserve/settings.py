@@ -24,7 +24,7 @@ from tinyserve.errors import ConfigError
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 _NULL = {"", "null", "none", "auto"}
-_MAX_SIZE = 1 << 62  # bytes; what is more is a slip of the pen
+_MAX_SIZE = 1 << 62  # bytes; anything larger is a typing error
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*$", re.IGNORECASE)
 
 

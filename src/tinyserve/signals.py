@@ -1,4 +1,4 @@
-"""Who answers SIGINT and SIGTERM, for a while. The main thread's alone: Python allows no other."""
+"""Temporary handlers for SIGINT and SIGTERM, which only the main thread may set."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The command line: `tinyserve serve | generate | chat | doctor`.
 
-Options come from the declared settings (`config.py`); see `options`. What the user got wrong is one
-line on stderr and exit code 2, never a traceback.
+Options come from the declared settings (`config.py`); see `options`. A user's mistake is one line on
+stderr and exit code 2, never a traceback.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def open_standard_streams() -> None:
-    """Where one of the three is closed (`<&-`), /dev/null takes its place: else the next file or
-    socket gets its number, which libraries take for the terminal.
+    """Point each standard stream that is closed (`<&-`) at /dev/null. Otherwise the next file or
+    socket would be given its number, and libraries would take it for the terminal.
     """
     for number in (0, 1, 2):
         try:

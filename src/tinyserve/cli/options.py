@@ -35,8 +35,8 @@ SAMPLING_FLAGS: dict[str, tuple[Callable[[str], Any], str]] = {
 
 
 def parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The command line (None: the process's). What is wrong ends the program with exit code 2, by
-    the usage of the command that it was given to.
+    """Parse `argv` (None: the process's own arguments). A mistake prints the usage of the command
+    concerned and ends the program with exit code 2.
     """
     arguments, unknown = build_parser().parse_known_args(argv)
     if unknown:

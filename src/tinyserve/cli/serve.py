@@ -27,7 +27,7 @@ logger = logging.getLogger("tinyserve")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    gc.disable()  # nearly all that loading makes is to stay; `Collector.start` enables it again
+    gc.disable()  # nearly every object made while loading stays; `Collector.start` enables it again
     try:
         with handled(_end_at_once):
             return _serve(configuration(arguments))
@@ -36,10 +36,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _end_at_once(number: int, frame: FrameType | None) -> None:
-    """Until the server takes over the signals there is nothing to finish: exit code 0, as then.
-
-    An exception, which SIGINT raises by default, is lost where it comes in a callback of an import;
-    the lock of imports then stays locked, and the process never ends.
+    """Before the server handles signals itself there is nothing to finish: exit with 0, as it
+    would. The KeyboardInterrupt that SIGINT raises by default can be lost in a callback of an
+    import; the import lock then stays locked, and the process never ends.
     """
     os._exit(0)
 

@@ -2,8 +2,8 @@
 
 Owns the block tables as one array, a row for each sequence, which is kept from step to step: a
 sequence that grows changes one number of it. The scheduler hands out the same tuple of block ids
-until a block is added, by which it is noticed. A batch is valid until the next is made: decodes of
-the same sequences write their numbers into the arrays of the batch before.
+until a block is added, so a new tuple is the sign to update a row. A batch is valid until the next
+is made: decodes of the same sequences write their numbers into the arrays of the batch before.
 """
 
 from __future__ import annotations
@@ -106,7 +106,9 @@ class BlockTables:
         return has_moved
 
     def _lay_out(self, seq_ids: list[int], most: int) -> None:
-        """A row for each sequence, with what was known of it; room for `most` blocks, and more."""
+        """New arrays with a row for each sequence, known rows copied; room for `most` blocks and
+        more.
+        """
         old_rows = {seq_id: row for row, seq_id in enumerate(self._seq_ids)}
         sources = [old_rows.get(seq_id, -1) for seq_id in seq_ids]
         num_kept = min(most, self._rows.shape[1])

@@ -148,8 +148,8 @@ def _more_notes(
 
 
 def ends_of_text(checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The ids that the model's files name, and its tokenizer's own EOS. Who fine-tunes a model on
-    conversations often changes the latter alone, and answers would never end.
+    """The ids that the model's files name, and its tokenizer's own EOS. Fine-tuning on
+    conversations often changes only the latter; without it answers would never end.
     """
     own, named = tokenizer.eos_token_id, checkpoint.eos_token_ids
     if own is None or own in named or own >= checkpoint.config.vocab_size:

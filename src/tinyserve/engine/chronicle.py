@@ -84,7 +84,7 @@ class TimedStep:
 
 
 class Reader(Protocol):
-    """Who is told."""
+    """Receives steps and finished lives as they become known."""
 
     def add_step(self, step: TimedStep) -> None: ...
 

@@ -49,7 +49,7 @@ class Shadow:
     fed: list[int] = field(default_factory=list)
 
     def roll_back(self, token_ids: list[int]) -> int:
-        """Forget what was drafted and did not come true; the number of tokens that stay. The last
+        """Drop drafts that were not accepted; returns the number of tokens that are kept. The last
         known token is computed again if need be: the next draft is drawn from its row.
         """
         new = token_ids[self.num_known : self.num_known + len(self.fed)]
@@ -178,7 +178,7 @@ class DraftModelProposer:
         return shadow
 
     def _evict(self, busy: set[int]) -> bool:
-        """Give up the shadow that was used the longest ago, if one is not of this step."""
+        """Drop the least recently used shadow that this step does not need, if there is one."""
         victim = next((seq_id for seq_id in self._shadows if seq_id not in busy), None)
         if victim is None:
             return False

@@ -1,4 +1,4 @@
-"""`Exclusive`: one user of something at a time, and none of them stopped half-way.
+"""`Exclusive`: a fair lock whose holder is not interrupted half-way.
 
 For the engine that an `LLM` runs on its callers' threads: two steps at once, or a step that a
 KeyboardInterrupt has cut in two, would leave its bookkeeping in pieces. So would half a step that a
@@ -20,18 +20,18 @@ _put_off: dict[int, Callable[..., Any]] = {}  # handlers by signal; of the main 
 
 
 class Exclusive:
-    """Turns at something. Threads have them one after another: who waits is not overtaken by the
-    one that had the last, so that all get on that use it all the time. Not reentrant.
+    """A lock that threads hold in turns: one that has just released it cannot overtake one that
+    waits, so none starves even if all use it without pause. Not reentrant.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._next = threading.Lock()  # held by the one that comes next
+        self._next = threading.Lock()  # held by the thread that is next in line
         _all.add(self)
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Wait for a turn and have it."""
+        """Wait for the lock, and hold it until the block ends."""
         with interrupts_put_off():
             with self._next:
                 self._lock.acquire()
@@ -42,7 +42,9 @@ class Exclusive:
 
     @contextmanager
     def turn_if_free(self) -> Iterator[bool]:
-        """A turn if nobody has one, and whether it is; may be asked while one has it oneself."""
+        """Hold the lock if it is free, and tell whether it was. The thread that holds it may ask,
+        too.
+        """
         with interrupts_put_off():
             is_mine = self._lock.acquire(blocking=False)
             try:
@@ -52,7 +54,7 @@ class Exclusive:
                     self._lock.release()
 
     def take(self) -> None:
-        """Have a turn until `leave`."""
+        """Hold the lock until `leave`."""
         self._next.acquire()
         self._lock.acquire()
 

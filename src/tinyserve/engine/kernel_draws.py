@@ -85,7 +85,7 @@ def _as_wide(mask: NDArray[np.uint32], vocab_size: int) -> NDArray[np.uint32]:
 
 
 def extended(known: I32, ids: Sequence[int]) -> I32:
-    """`ids`, which begin with `known`, as an array that shares its memory, which doubles."""
+    """`ids` as an array. `known`, their beginning, is extended in its own memory, which doubles."""
     begin, end = len(known), len(ids)
     memory = known if known.base is None else known.base
     if end > len(memory):

@@ -28,7 +28,7 @@ class ModelLimits:
 
     @property
     def longest_prompt(self) -> int:
-        """Of which all KV is computed: without an output."""
+        """The longest prompt of a request without an output: the KV of all its tokens is kept."""
         return min(self.max_model_len, self.kv_capacity)
 
     def check_ids(self, ids: Sequence[int], param: str = "prompt") -> None:

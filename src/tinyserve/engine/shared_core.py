@@ -32,8 +32,8 @@ class SharedCore:
             self.inboxes[request.request_id] = inbox
 
     def release(self, request_id: str) -> None:
-        """Forget a request. Where the engine is in use (the garbage collector drops a stream in the
-        midst of a step), the user aborts it when it is done.
+        """Forget a request. While a step is running (the garbage collector may drop a stream in the
+        middle of one), whoever runs it aborts the request afterwards.
         """
         self.inboxes.pop(request_id, None)
         self._given_up.append(request_id)

@@ -175,7 +175,7 @@ class KVManager:
             table.num_published += 1
 
     def fork(self, table: BlockTable, num_computed: int) -> BlockTable:
-        """A second owner of the blocks of `num_computed` tokens; who writes first copies.
+        """A second owner of the blocks of `num_computed` tokens; the first of them to write copies.
 
         The full blocks among them have been offered to `publish`: an unpublished one that two
         tables share could be published by one of them under a prefix that the other does not own.

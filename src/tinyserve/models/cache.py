@@ -1,4 +1,4 @@
-"""Where tinyserve keeps what it may rebuild, and how it knows the files that was made from."""
+"""The cache folder, and the fingerprint that ties its entries to the files they were made from."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cache_dir() -> Path:
 
 
 def sweep(folder: Path, pattern: str, age_s: float) -> None:
-    """Remove files and folders that are so old: what writers that were killed have left."""
+    """Remove files and folders older than `age_s`, which killed writers have left behind."""
     for path in folder.glob(pattern):
         try:
             if time.time() - path.stat().st_mtime < age_s:
@@ -39,15 +39,15 @@ def sweep(folder: Path, pattern: str, age_s: float) -> None:
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink()
-        except OSError:  # another process sweeps, too, or it is somebody else's
+        except OSError:  # another process sweeps as well, or another user owns it
             continue
 
 
 def files_fingerprint(paths: Iterable[Path]) -> str:
     """A hash over places, sizes, modification times and samples of the contents.
 
-    Changes whenever a file is replaced or edited. Times alone do not tell: archives and images
-    that can be built again give all files one, and fine-tunes of one model are of one size. The
+    Changes whenever a file is replaced or edited. Times alone are not enough: reproducible archives
+    and images give all files the same time, and fine-tunes of one model have the same size. The
     whole contents would take seconds for what a start must do in milliseconds.
     """
     digest = hashlib.sha256()

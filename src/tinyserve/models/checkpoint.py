@@ -85,7 +85,7 @@ def drawable_ids(ids: Collection[int], config: ModelConfig, source: str) -> tupl
 
 
 def pointer_hint(path: Path) -> str:
-    """What stands where a file should: a clone without Git LFS has only pointers; else nothing."""
+    """The end of an error message: a clone without Git LFS holds pointers in place of files."""
     with path.open("rb") as file:
         is_pointer = file.read(24).startswith(b"version https://git-lfs")
     return ": it is a Git LFS pointer; `git lfs pull` fetches the file itself" if is_pointer else ""

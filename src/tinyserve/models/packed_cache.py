@@ -32,11 +32,11 @@ from tinyserve.models.checkpoint import Checkpoint
 
 logger = logging.getLogger("tinyserve")
 
-KEPT = 8 << 30  # bytes of all files; beyond that, those go that were used longest ago
+KEPT = 8 << 30  # bytes of all files; beyond that the least recently used are removed
 LARGEST = 2 << 30  # bytes; larger models are packed at every start rather than kept twice on disk
 ALIGNMENT = 64
-UNDONE = ".tmp"  # files that are still written
-STALE_S = 3600  # nobody writes for so long
+UNDONE = ".tmp"  # files still being written
+STALE_S = 3600  # no writer takes this long
 
 
 class PackedCache:
@@ -135,10 +135,10 @@ class PackedCache:
         matrices = {key: _entry(linear, place) for key, linear in self._prepared.items()}
         header = json.dumps(matrices).encode() + b"\n"
         path.parent.mkdir(parents=True, exist_ok=True)
-        sweep(path.parent, f"*{UNDONE}", STALE_S)  # each of them costs a model
+        sweep(path.parent, f"*{UNDONE}", STALE_S)  # each is as large as a model
         undone = path.with_name(f"{path.stem}-{os.urandom(8).hex()}{UNDONE}")
         remove = partial(undone.unlink, missing_ok=True)
-        atexit.register(remove)  # a server that ends meanwhile does not wait for this thread
+        atexit.register(remove)  # a server that ends now does not wait for this thread
         try:
             with undone.open("xb") as file:
                 file.write(_first_line(0) + header)

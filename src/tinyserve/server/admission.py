@@ -21,7 +21,7 @@ class Occupancy:
     def __init__(self) -> None:
         self._requests: dict[str, EngineRequest] = {}
         self._open: dict[str, int] = {}  # choices that have not finished
-        self._unstarted: set[str] = set()  # requests from which nothing has come yet
+        self._unstarted: set[str] = set()  # requests without any output yet
         self._waiting: Counter[str] = Counter()  # those of each client
         self.num_choices = 0
 
@@ -43,7 +43,7 @@ class Occupancy:
         self._waiting[request.client] += 1
 
     def start(self, request_id: str) -> None:
-        """Something came of it. Idempotent."""
+        """Its first output has come. Idempotent."""
         if request_id in self._unstarted:
             self._unstarted.remove(request_id)
             client = self._requests[request_id].client

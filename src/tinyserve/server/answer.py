@@ -59,7 +59,7 @@ async def _written(writer: Writer, deltas: list[Delta], maker: DeltaMaker) -> by
 
 
 def _note_arrival(request: Request, group: Group) -> None:
-    """Requests came when HTTP brought them, not when they had been read and tokenized."""
+    """Count a request's arrival from when HTTP brought it, not from when it had been tokenized."""
     for part in group.requests:
         part.arrival = request.scope.get(ARRIVAL, part.arrival)
 

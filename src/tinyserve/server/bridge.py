@@ -298,7 +298,7 @@ class EngineBridge:
 
 def _resolve(pair: tuple[asyncio.Future[Any], Any]) -> None:
     future, answer = pair
-    if not future.done():  # whoever asked may have lost patience
+    if not future.done():  # whoever asked may have given up
         future.set_result(answer)
 
 

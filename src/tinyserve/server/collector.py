@@ -12,8 +12,8 @@ what they held is freed by count. So
 - else only where much more memory is in use than after the last time, as if something leaked.
 
 Owns the process's settings of `gc`, and so belongs to `serve` alone, not to an application that
-lives in somebody else's process. Knows no request. Python 3.14 collects old objects in small
-portions, where it does, and takes no notice of the threshold of full collections.
+lives in somebody else's process. Knows no request. A Python that collects old objects incrementally
+(some versions of 3.14) ignores the threshold of full collections.
 """
 
 from __future__ import annotations

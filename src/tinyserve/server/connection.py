@@ -1,8 +1,8 @@
 """`Connection`: an HTTP/1.1 connection with the bounds that uvicorn does not set.
 
 Headers are bounded in size and in time, and the application may abort the connection: closing it
-would first wait for the client to read what was sent. What is no HTTP is told so in the shape of
-all other errors. An offer to speak another protocol (Java's client makes one with each request:
+would first wait for the client to read what was sent. Input that is not HTTP gets an error in the
+usual shape. An offer to speak another protocol (Java's client makes one with each request:
 `Upgrade: h2c`) is passed over, as RFC 9110 allows, and the request answered.
 """
 

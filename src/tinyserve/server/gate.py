@@ -45,7 +45,7 @@ class Gate:
         await self._app(scope, receive, send)
 
     async def _turn(self, request: Request) -> None:
-        """Until this request may come in. Raises QueueFullError."""
+        """Wait until this request may come in. Raises QueueFullError."""
         loop = asyncio.get_running_loop()
         if not self._has_let_in:
             self._has_let_in = True

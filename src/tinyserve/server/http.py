@@ -88,10 +88,9 @@ def basic_password(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
 
 
 def client_of(request: Request, user: str | None) -> str:
-    """Whom fairness counts a request against.
-
-    Its key, where the server asks for keys. Elsewhere whatever it says of itself: a key (which may
-    be the same dummy for all), and its X-Client-ID, else `user`, else its address.
+    """The client that a request counts for in fair scheduling. Its key, where the server asks for
+    keys; elsewhere what it says of itself: a key (which may be the same dummy for everyone)
+    together with its X-Client-ID, else `user`, else its address.
     """
     key = given_key(request.scope["headers"])
     label = "key:" + hashlib.sha256(key).hexdigest()[:16] if key else ""

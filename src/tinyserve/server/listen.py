@@ -73,7 +73,8 @@ def raise_file_limit() -> None:
 def _tcp(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        # A name of both kinds, as localhost is, means IPv4: all its clients try that, too.
+        # A name with addresses of both families, such as localhost, means IPv4: every client tries
+        # it.
         family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
         listener = socket.socket(family)
         try:
@@ -93,7 +94,7 @@ def _tcp(host: str, port: int) -> socket.socket:
 
 
 def _advice(error: Exception) -> str:
-    """What helps, for the failures that people meet most."""
+    """What to do about the most common failures; nothing for others."""
     number = getattr(error, "errno", None)
     if number == errno.EADDRINUSE:
         return " (another program listens there; --port chooses another port)"
@@ -132,7 +133,7 @@ def _unix(path: str) -> socket.socket:
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the socket that a server left which did not end well; never one that is in use."""
+    """Remove the socket that a crashed server left behind; never one that is in use."""
     try:
         is_socket = stat.S_ISSOCK(os.stat(path).st_mode)
     except FileNotFoundError:

@@ -16,7 +16,7 @@ from tinyserve.errors import TinyServeError
 
 
 class Signal(Enum):
-    """Happenings without a value."""
+    """Events that carry no value."""
 
     GONE = "the client has left"
     TICK = "nothing has been sent for a while"

@@ -26,7 +26,7 @@ class SlowReaderError(Exception):
 
 @dataclass
 class Readers:
-    """What the readers of all answers may cost, and how many were cut off. One per application."""
+    """The limits on slow readers, and how many were cut off. One per application."""
 
     stall_timeout_s: float
     buffer_size: int

@@ -227,8 +227,8 @@ def _is_union_tag(part: int | str) -> bool:
     return isinstance(part, str) and (part in _UNION_TAGS or "[" in part)
 
 
-# Fields of the OpenAI API and of other servers that change what the answer is, each with the value
-# that asks for nothing. Until they are served, a request that uses one is refused.
+# Fields of the OpenAI API and of other servers that change the answer and are not served here, each
+# with the value that turns it off. A request with any other value is refused.
 _UNSERVED: dict[str, Any] = {
     "use_beam_search": False, "num_beams": 1, "best_of": 1, "structural_tag": None,
     "typical_p": 1, "tfs_z": 1, "top_a": 0, "mirostat": 0, "dynatemp_range": 0,

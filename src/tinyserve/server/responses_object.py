@@ -31,7 +31,7 @@ class Item:
 
 @dataclass(frozen=True)
 class ResponseObject:
-    """What is the same in every picture of one response."""
+    """What stays the same in every snapshot of one response."""
 
     identity: Identity
     body: ResponsesRequest

@@ -83,7 +83,7 @@ class ResponseWriter:
         return self._final(maker.usage)
 
     def _final(self, usage: Usage) -> dict[str, Any]:
-        """The last picture. An answer of no items becomes one empty message."""
+        """The final snapshot. An answer of no items becomes one empty message."""
         is_cut = self._reader.ending.finish_reason == "length"
         if not self._reader.blocks:
             self._begin(Block(0, Kind.TEXT, is_open=False, is_cut=is_cut))

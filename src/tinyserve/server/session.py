@@ -131,6 +131,6 @@ class Session:
 
 
 def _error_of(event: Event) -> Exception:
-    """Why the request ends, where it does not end well."""
+    """Why the request failed."""
     error = event.error if isinstance(event, RequestOutput) else event
     return error if isinstance(error, Exception) else TinyServeError("the request was aborted")

@@ -30,11 +30,11 @@ class NotACall(Exception):
 
 
 class Calls(Protocol):
-    """Who is told of calls."""
+    """Receives what the reader finds: whether a text is a call, its name and its arguments."""
 
     @property
     def opener(self) -> str:
-        """What announced the call; nothing where it came unannounced."""
+        """The marker that announced the call; empty where there was none."""
         ...
 
     def types(self, name: str, key: str) -> frozenset[str]:
@@ -46,19 +46,19 @@ class Calls(Protocol):
         ...
 
     def member(self, key: str) -> None:
-        """It has such a member. Raises NotACall where calls have none."""
+        """The object has a member `key`. Raises NotACall if no call has such a member."""
         ...
 
     def begin(self, name: str) -> None:
-        """It is one. Raises NotACall where it must not be called so."""
+        """It is a call of `name`. Raises NotACall if no function may be called so."""
         ...
 
     def arguments(self, piece: str) -> None:
-        """More of its arguments."""
+        """The next piece of the arguments, as JSON text."""
         ...
 
     def end(self) -> None:
-        """It is complete."""
+        """The call is complete."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 Lives on the event loop. The engine thread only appends records to its `TimedCore`; the observer
 takes them out after each step's outputs were delivered, every second, and whenever somebody looks.
-So nothing waits for a request to come by, and nothing is computed on the engine thread.
+So records never pile up until the next request, and nothing is computed on the engine thread.
 """
 
 from __future__ import annotations
@@ -91,11 +91,11 @@ class Observer:
             self._chronicle.take(records.popleft())
 
     def add_step(self, step: TimedStep) -> None:
-        """Told by the chronicle."""
+        """Called by the chronicle."""
         self.metrics.add_step(step)
 
     def add_life(self, life: Life) -> None:
-        """Told by the chronicle."""
+        """Called by the chronicle."""
         self.metrics.add_life(life)
         if self._request_log is not None:
             self._request_log.add(life)
