@@ -115,21 +115,22 @@ def resolve_num_blocks(
     return resolved, notes
 
 
-def _check_memory(cache: CacheConfig, num_blocks: int, one: int) -> None:
-    """Raise ConfigError for more blocks, of `one` bytes each, than the machine has memory."""
+def _check_memory(cache: CacheConfig, num_blocks: int, block_bytes: int) -> None:
+    """Raise ConfigError where the machine could never hold the blocks, or those of swapping."""
     total = total_memory()
-    if num_blocks * one > total:
+    most = total // block_bytes
+    if num_blocks > most:
         key = "num_blocks" if cache.kv_cache_memory is None else "kv_cache_memory"
         raise ConfigError(
-            f"cache.{key}: {num_blocks} blocks take {readable(num_blocks * one)}, but this machine "
-            f"has {readable(total)}; at most {total // one} blocks fit, for a "
-            f"scheduler.max_model_len of at most {total // one * cache.block_size}"
+            f"cache.{key}: {num_blocks} blocks take {readable(num_blocks * block_bytes)}, but this "
+            f"machine has {readable(total)}; at most {most} blocks fit, for a "
+            f"scheduler.max_model_len of at most {most * cache.block_size}"
         )
-    if cache.num_swap_blocks * one > total and cache.num_swap_blocks != CacheConfig.num_swap_blocks:
+    if cache.num_swap_blocks > most and cache.num_swap_blocks != CacheConfig.num_swap_blocks:
         raise ConfigError(  # the default is reserved and used as far as the memory goes
             f"cache.num_swap_blocks {cache.num_swap_blocks} takes "
-            f"{readable(cache.num_swap_blocks * one)}, but this machine has {readable(total)}; at "
-            f"most {total // one} blocks fit"
+            f"{readable(cache.num_swap_blocks * block_bytes)}, but this machine has "
+            f"{readable(total)}; at most {most} blocks fit"
         )
 
 

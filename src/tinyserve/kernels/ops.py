@@ -1,4 +1,4 @@
-"""The interface between the forward pass and its kernels: about ten operations, and what a back end
+"""The interface between the forward pass and its kernels: six operations, and what a back end
 must offer.
 
 A model is written once against `Ops`. The numpy back end runs each call at once; the native one
