@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 from helpers.native import require_native
 
-from tinyserve.bench import attention, ceilings, common, kernels, step_overhead, studies
+from tinyserve.bench import (
+    attention,
+    ceilings,
+    common,
+    kernels,
+    loadgen,
+    step_overhead,
+    studies,
+)
 from tinyserve.bench.simulate import StepModel
 from tinyserve.kernels import abi
 from tinyserve.kernels.native import NativeBackend
@@ -168,3 +176,27 @@ def test_rounds_of_a_study_share_nothing(name: str) -> None:
         flat = requests if name == "prefix-cache" else [a for chat in requests for a in chat]
         rounds.append({arrival.prompt_ids[:16] for arrival in flat})
     assert sum(map(len, rounds)) == len(set.union(*rounds))
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "said"),
+    [
+        (step_overhead, ["--model", "/no/such/model"], "/no/such/model"),
+        (loadgen, ["--url", "http://127.0.0.1:9", "--num-requests", "1"], "refused"),
+    ],
+)
+def test_a_users_mistake_is_one_line(
+    program: Any, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        common.run_program(lambda: program.main(arguments))
+    assert ended.value.code == 2
+    error = capsys.readouterr().err
+    assert error.startswith("tinyserve: ")
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_the_help_has_the_whole_first_paragraph() -> None:
+    parser = common.argument_parser("x", "One line,\nand another.\n\n    an example\n")
+    assert parser.description == "One line,\nand another."

@@ -70,6 +70,7 @@ def test_a_terminal_gets_a_table_in_colour(monkeypatch: pytest.MonkeyPatch) -> N
         "f32",
         "KV-cache",
         "native (avx2): the best here",
+        "of it in use",
         "3: as set",
         f"{URL}/v1",
         f"{URL}/docs",

@@ -18,7 +18,16 @@ from typing import Any
 import numpy as np
 
 from tinyserve.bench.ceilings import CACHES, Ceilings
-from tinyserve.bench.common import argument_parser, command, ints, machine, say, table, write_json
+from tinyserve.bench.common import (
+    argument_parser,
+    command,
+    ints,
+    machine,
+    run_program,
+    say,
+    table,
+    write_json,
+)
 from tinyserve.kernels.formats import FloatWeight
 from tinyserve.kernels.native import NativeBackend
 from tinyserve.kernels.ops import AttentionSpec, Batch, KVLayout
@@ -211,4 +220,4 @@ def decodes(case: Case) -> Batch:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -8,12 +8,14 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import tinyserve
+from tinyserve.errors import TinyServeError
 from tinyserve.kernels.select import choose_backend
 from tinyserve.kernels.threads import default_threads
 
@@ -27,10 +29,23 @@ SIZES: dict[str, tuple[str, str | None]] = {
 _PATHS = ("out", "plot", "step_times")
 
 
+def run_program(main: Callable[[], None]) -> None:
+    """Run a benchmark's `main`. A user's mistake (no such model, no server at the URL) is one line
+    on stderr and exit code 2, never a traceback.
+    """
+    try:
+        main()
+    except (TinyServeError, URLError) as error:
+        print(f"tinyserve: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
 def argument_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark has."""
+    """A parser with the options that every benchmark has; the first paragraph of `doc`, the
+    program's docstring, describes it.
+    """
     parser = argparse.ArgumentParser(
-        prog=f"python -m tinyserve.bench.{module}", description=(doc or "").splitlines()[0]
+        prog=f"python -m tinyserve.bench.{module}", description=(doc or "").partition("\n\n")[0]
     )
     parser.add_argument(
         "--model", help="model to run (default: random weights, made on the spot; see --size)"
@@ -39,8 +54,12 @@ def argument_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
         "--size", choices=SIZES, default="small", help="random weights in the shape of a real model"
     )
     parser.add_argument("--quantization", help="int8 or int4 for float weights")
-    parser.add_argument("--threads", type=int)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--threads", type=int, help="compute threads (default: the processors it may run on)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of random weights and workloads (default: 0)"
+    )
     parser.add_argument("--out", help="write the result as JSON")
     return parser
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tinyserve.bench.common import argument_parser, model_section, say
+from tinyserve.bench.common import argument_parser, model_section, run_program, say
 from tinyserve.models.checkpoint import load_checkpoint
 from tinyserve.models.export import write_checkpoint
 
@@ -28,4 +28,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

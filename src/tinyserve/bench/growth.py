@@ -27,6 +27,7 @@ from tinyserve.bench.common import (
     ints,
     machine,
     model_section,
+    run_program,
     say,
     shown_model,
     write_json,
@@ -185,4 +186,4 @@ def _configuration(args: argparse.Namespace) -> TinyServeConfig:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

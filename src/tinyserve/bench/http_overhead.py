@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tinyserve.bench.common import machine, say, table, write_json
+from tinyserve.bench.common import machine, run_program, say, table, write_json
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine, assemble
 from tinyserve.engine.plan import StepPlan
@@ -261,4 +261,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

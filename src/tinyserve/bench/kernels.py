@@ -26,7 +26,16 @@ import numpy as np
 
 from tinyserve.bench.attention import attention
 from tinyserve.bench.ceilings import CACHES, Ceilings, rounds_of, step_seconds
-from tinyserve.bench.common import argument_parser, command, ints, machine, say, table, write_json
+from tinyserve.bench.common import (
+    argument_parser,
+    command,
+    ints,
+    machine,
+    run_program,
+    say,
+    table,
+    write_json,
+)
 from tinyserve.bench.limits import arithmetic_of, rate_of
 from tinyserve.bench.matmul_peer import MatmulPeer, check, compared, matmul_peer
 from tinyserve.kernels.formats import FloatWeight, Int8Weight, U4Weight, Weight, to_bf16
@@ -246,4 +255,4 @@ def report(lines: Sequence[dict[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

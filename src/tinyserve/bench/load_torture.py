@@ -29,7 +29,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tinyserve.bench.common import command, machine, table, write_json
+from tinyserve.bench.common import command, machine, run_program, table, write_json
 from tinyserve.bench.http_stream import Answer, post
 from tinyserve.bench.watch import Watch
 
@@ -244,4 +244,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tinyserve.bench.common import command, table, write_json
+from tinyserve.bench.common import command, run_program, table, write_json
 from tinyserve.bench.http_stream import Answer, post
 from tinyserve.bench.latency import SLO, Record, summary
 from tinyserve.bench.workload import ARRIVALS, LENGTHS, Arrival, Shape, Span, random_ids
@@ -257,4 +257,4 @@ def _errors(records: Sequence[Record]) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -31,6 +31,7 @@ from tinyserve.bench.common import (
     ints,
     machine,
     model_section,
+    run_program,
     say,
     shown_model,
     write_json,
@@ -227,4 +228,4 @@ def loaded(url: str, args: argparse.Namespace, seed: int) -> Iterator[tuple[str,
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -32,6 +32,7 @@ from tinyserve.bench.common import (
     floats,
     ints,
     machine,
+    run_program,
     say,
     shown_model,
     table,
@@ -200,4 +201,4 @@ def plot(points: Sequence[dict[str, Any]], path: str, model: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

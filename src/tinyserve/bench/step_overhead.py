@@ -26,6 +26,7 @@ from tinyserve.bench.common import (
     ints,
     machine,
     model_section,
+    run_program,
     say,
     table,
     write_json,
@@ -219,4 +220,4 @@ def report(result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

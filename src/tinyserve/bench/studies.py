@@ -26,6 +26,7 @@ from tinyserve.bench.common import (
     command,
     machine,
     model_section,
+    run_program,
     say,
     table,
     write_json,
@@ -277,4 +278,4 @@ def _run(core: EngineCore, clock: Clock, name: str, requests: Requests) -> list[
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

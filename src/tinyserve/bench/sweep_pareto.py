@@ -26,6 +26,7 @@ from tinyserve.bench.common import (
     floats,
     machine,
     model_section,
+    run_program,
     say,
     shown_model,
     table,
@@ -248,4 +249,4 @@ def _step_model(engine: Engine) -> StepModel:
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -49,7 +49,8 @@ def model_rows(engine: Engine) -> Iterator[Row]:
         f"{scheduler.max_num_seqs} sequences at once, "
         f"{scheduler.max_num_batched_tokens} tokens a step",
     )
-    yield "memory", f"{readable(sum(reserved.values()))} reserved in all"
+    touched = sum(item["touched"] for item in report.values())
+    yield "memory", f"{readable(sum(reserved.values()))} reserved, {readable(touched)} of it in use"
 
 
 def machine_rows(choice: BackendChoice) -> Iterator[Row]:
