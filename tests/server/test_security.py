@@ -442,6 +442,11 @@ def test_settings_that_cannot_work_are_named(config: dict[str, Any]) -> None:
         run.serve(Future(), ServerConfig(port=0, **config))
 
 
+def test_a_file_that_is_no_certificate_is_called_so() -> None:
+    with pytest.raises(ConfigError, match="no certificate and key in PEM form"):
+        run.serve(Future(), ServerConfig(port=0, ssl_certfile=__file__))
+
+
 # -- logs -----------------------------------------------------------------------------------------
 
 SECRET = "xyzzy-plugh"

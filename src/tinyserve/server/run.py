@@ -119,7 +119,10 @@ def web_settings(app: App, config: ServerConfig) -> uvicorn.Config:
     try:
         settings.load()
     except OSError as error:  # ssl.SSLError is one
-        raise ConfigError(f"server.ssl_certfile, ssl_keyfile, ssl_ca_certs: {error}") from None
+        raise ConfigError(
+            "server.ssl_certfile, ssl_keyfile, ssl_ca_certs: these files hold no certificate and "
+            f"key in PEM form that belong together ({reason_of(error)})"
+        ) from None
     return settings
 
 
