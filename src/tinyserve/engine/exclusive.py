@@ -80,7 +80,7 @@ def _after_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    """Only the thread that forked is left: nobody else comes back to set the handlers again."""
+    """Only the thread that forked is left: no other will return to restore the handlers."""
     _after_fork()
     for number, handler in _put_off.items():
         signal.signal(number, handler)

@@ -69,7 +69,7 @@ class Job:
 
     @property
     def may_read_cache(self) -> bool:
-        """False while a row before the prompt's last is wanted: it must be computed, not found."""
+        """False while a row before the prompt's last is wanted: cached tokens have no row."""
         wanted = self.wanted_positions
         return not wanted or wanted.start >= len(self.prompt_ids) - 1
 

@@ -9,7 +9,7 @@ before any new sequence of the same priority.
                  lowest that runs. The displaced keep their arrival time. A steady stream of higher
                  priorities starves the lower ones: that is what strict priority means.
     fair         the client that was served least goes next; within a client by (priority, arrival).
-    static       whole batches, for comparison: nobody joins until all members have finished.
+    static       whole batches, for comparison: none joins until all members have finished.
 
 `priority` is lower-first everywhere; a deployment that gives all requests the same priority gets
 first come, first served.
@@ -34,7 +34,7 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._heap: list[tuple[Order, Sequence]] = []
-        self._members: set[int] = set()  # what left early stays in the heap until it surfaces
+        self._members: set[int] = set()  # removed sequences stay in the heap until they surface
 
     def __len__(self) -> int:
         return len(self._members)
@@ -68,7 +68,7 @@ class Policy(Protocol):
         ...
 
     def first(self) -> Sequence | None:
-        """Who is admitted next; None while nobody may be."""
+        """The sequence to admit next; None while none may be admitted."""
         ...
 
     def admitted(self, seq: Sequence) -> None:
@@ -93,7 +93,7 @@ class Policy(Protocol):
 
 
 class ContinuousPolicy:
-    """(priority, arrival) order; anybody may join whenever there is room."""
+    """(priority, arrival) order; a sequence may join whenever there is room."""
 
     def __init__(self) -> None:
         self._queue = WaitingQueue()
@@ -134,9 +134,9 @@ class PriorityPolicy(ContinuousPolicy):
 
 
 class StaticPolicy(ContinuousPolicy):
-    """A batch takes those who wait, up to `max_num_seqs`, then nobody until all have finished.
+    """A batch takes the waiting sequences, up to `max_num_seqs`, then none until all have finished.
 
-    It closes when its seats are taken or nobody waits any more; a finished member keeps its seat.
+    It closes when its seats are taken or none waits any more; a finished member keeps its seat.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -180,7 +180,7 @@ class FairPolicy(ContinuousPolicy):
         self._served: OrderedDict[str, int] = OrderedDict()  # longest absent first
         self._heap: list[tuple[int, Order, str]] = []  # one entry per client; counters may lag
         self._in_heap: set[str] = set()
-        self._last_client = ""  # who left the line last
+        self._last_client = ""  # the client that left the line last
         self._num_waiting = 0
 
     def __len__(self) -> int:

@@ -135,7 +135,7 @@ class EngineStats:
     num_running: int
     num_swapped: int
     num_free_blocks: int  # hold nothing
-    num_cached_blocks: int  # nobody's, but a prefix hit may revive them
+    num_cached_blocks: int  # owned by no sequence, but a prefix hit may revive them
     num_total_blocks: int
     num_free_swap_blocks: int
     num_total_swap_blocks: int

@@ -79,7 +79,7 @@ class ModelRunner:
         return cls(decoder, pool, backend, min(scheduler.max_num_batched_tokens, 4096))
 
     def check_numbers(self) -> None:
-        """Compute one token, in a block that nobody has yet.
+        """Compute one token, in a block that no sequence owns yet.
 
         Raises ModelLoadError for weights that are damaged, or beyond their type: every request
         would end with an error.

@@ -4,7 +4,7 @@ Owns the running and the preempted sequences, the token budget, and every decisi
 preempt. Knows counts and blocks, not models, sampling or text; who is admitted next is the policy's
 word. `schedule` decides, in this order:
 
-    1. who may displace whom (only the priority policy does)
+    1. new sequences that take the place of running ones (only the priority policy has any)
     2. running sequences one token short of done (decodes), oldest first. Out of blocks: preempt the
        youngest that this step has not planned. The oldest always advances.
     3. running prompts, then preempted sequences, oldest first, then new ones, in chunks, while
@@ -162,7 +162,7 @@ class Scheduler:
         decodes = [seq for seq in self._running if len(seq.token_ids) - seq.num_computed == 1]
         for seq in decodes[: self._budget - reserve]:
             if self._ran_out and seq.status is not Status.RUNNING:
-                continue  # preempted for the sake of an older one
+                continue  # preempted for an older one
             start = seq.num_computed
             block_ids = None if seq.seq_id in drafts else append(seq.table, start)
             if block_ids is None:
@@ -189,7 +189,7 @@ class Scheduler:
             self.counters.draft_tokens += len(draft.token_ids)
 
     def _make_room(self, seq: Sequence) -> bool:
-        """Preempt until `seq` has room for its known tokens; False when it had to go itself."""
+        """Preempt until `seq` has room for its known tokens; False when it was preempted itself."""
         while not self._kv.grow(seq.table, seq.num_computed, seq.num_known):
             victim = next((s for s in reversed(self._running) if s.step != self._step), None)
             if victim is None:
@@ -202,7 +202,7 @@ class Scheduler:
     def _plan_prompts(self) -> None:
         """Share the rest of the budget among prompts, oldest first.
 
-        Each takes at most half of what is left, and what nobody wants goes to the oldest. So a long
+        Each takes at most half of what is left, and what is left over goes to the oldest. So a long
         prompt keeps most of the budget, and a short one behind it gets through in a few steps.
         """
         prompts: list[Sequence] = []
@@ -241,7 +241,7 @@ class Scheduler:
         return share
 
     def _next(self) -> Sequence | None:
-        """Who comes in next: a preempted sequence, unless a new one has a higher priority."""
+        """The sequence to admit next: a preempted one, unless a new one has a higher priority."""
         new = self._policy.first()
         if self._preempted and (new is None or self._preempted[0].priority <= new.priority):
             return self._preempted[0]

@@ -1,8 +1,8 @@
 """Who is in the engine and who owns which block, at one moment between two steps.
 
-Taken on the engine thread, only when somebody asks, and as cheaply as can be: copies of lists and a
-few numbers for each sequence. What is made of it (JSON, owners of blocks) is computed by whoever
-asked, elsewhere. Holds no prompt and no output.
+Taken on the engine thread, only on request, and as cheaply as possible: copies of lists and a few
+numbers for each sequence. What is made of it (JSON, owners of blocks) is computed by whoever asked,
+elsewhere. Holds no prompt and no output.
 """
 
 from __future__ import annotations

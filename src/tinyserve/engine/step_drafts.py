@@ -41,8 +41,8 @@ def _wanted(
 ) -> list[tuple[Sequence, int]]:
     """How many drafts each may have, at most; who may have none is left out.
 
-    With a `block_size`, for where blocks are short, as many as its last block holds: nobody is
-    preempted for the sake of a guess.
+    With a `block_size`, for where blocks are short, as many as its last block holds: no sequence
+    is preempted for the sake of a guess.
     """
     wanted = []
     for seq in decodes:

@@ -90,7 +90,7 @@ class TraceRecorder:
         self.steps.append(step)
 
     def _arrive(self, key: Key, seq: Sequence, chunk: Chunk, step: TracedStep) -> None:
-        """Note a sequence that this step computes and the step before did not know as running."""
+        """Note a sequence that this step computes and that was not running in the step before."""
         if key in self._preempted:
             self._preempted.discard(key)
             step.events.append(TracedEvent(key, "resumed"))

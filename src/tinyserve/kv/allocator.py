@@ -47,7 +47,7 @@ class BlockAllocator:
         return refs == 0
 
     def put_back(self, block: int) -> None:
-        """Return a block that nobody references to the free list."""
+        """Return a block without references to the free list."""
         assert self._refs[block] == 0, f"block {block} is still referenced"
         self._free.append(block)
 

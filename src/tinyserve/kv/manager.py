@@ -5,7 +5,7 @@ carry out. Knows tokens and counts, not requests, priorities or phases.
 
 Transactional: `open`, `grow` and `swap_out` first count what they need, and either do all of it or
 change nothing. Content moves only through the step's `Transfers`; what they still read is not given
-to anybody else within the step (`SwapArena.retire`, `_held`).
+away within the step (`SwapArena.retire`, `_held`).
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class KVManager:
         return taken
 
     def clear_cache(self) -> int:
-        """Forget every cached block that nobody owns; returns how many became free."""
+        """Forget every cached block without an owner; returns how many became free."""
         num_parked = self._cache.num_parked
         for _ in range(num_parked):
             self._allocator.put_back(self._cache.evict())
@@ -293,7 +293,7 @@ class KVManager:
     def _publish_block(self, table: BlockTable, tokens: Sequence[int], index: int) -> bool:
         """Publish block `index`; False when a hash collision forbids it.
 
-        Where another sequence has published the same content meanwhile, the table moves over to
+        If another sequence has published the same content in the meantime, the table switches to
         that block (equal content has equal bits) and its own copy is freed. So owning a block means
         owning its prefix.
         """

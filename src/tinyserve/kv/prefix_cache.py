@@ -1,6 +1,6 @@
 """Full blocks by content: the chained-hash index, and the order in which unused ones are given up.
 
-Owns the map from a hash to a published block, and the list of published blocks that nobody owns
+Owns the map from a hash to a published block, and the list of published blocks without an owner
 ("parked"). Knows no sequences and counts no references. A block's key chains over its prefix:
 
     key(block i) = hash(key(block i-1), tokens of block i);  key(-1) = hash(namespace)

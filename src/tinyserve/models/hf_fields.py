@@ -1,4 +1,4 @@
-"""Typed values out of a JSON file that somebody else wrote.
+"""Typed values from a JSON file of unknown origin.
 
 A field that is absent or null has its default; one of the wrong kind is a ModelLoadError that names
 the file and the field. Nothing is coerced: "false" is no flag, and NaN, which Python's reader lets

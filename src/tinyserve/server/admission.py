@@ -83,7 +83,7 @@ class Admission:
     is_fair: bool = False
 
     def blocked(self, inside: Occupancy, priority: int) -> Container[str] | None:
-        """The clients that may have no further request in the engine; None: nobody may.
+        """The clients that may have no further request in the engine; None: no client may have one.
 
         `priority` is the most urgent one that waits.
         """

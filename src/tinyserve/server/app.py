@@ -119,7 +119,7 @@ def _add_middleware(app: Starlette, state: ServerState) -> None:
 def _add_error_handlers(app: Starlette) -> None:
     async def on_error(request: Request, error: Exception) -> Response:
         if isinstance(error, ClientGoneError):
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=499)  # no client is left to read it
         if isinstance(error, HTTPException):
             path = request.url.path
             told = status_failure(error.status_code, request.method, path, error.headers)

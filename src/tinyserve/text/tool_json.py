@@ -38,7 +38,7 @@ class Calls(Protocol):
         ...
 
     def types(self, name: str, key: str) -> frozenset[str]:
-        """The JSON types of a function's parameter; none where nobody knows."""
+        """The JSON types of a function's parameter; none where the schema does not say."""
         ...
 
     def open(self) -> None:
@@ -244,4 +244,4 @@ def is_bare(char: str) -> bool:
 
 
 def _ignore(_: str) -> None:
-    """For values that nobody wants."""
+    """Discards the value that it is given."""

@@ -1,5 +1,5 @@
 // The matrix unit of newer x86 servers (AMX). One instruction adds, for 16 rows of activations and 16 columns of weights, the
-// products of 32 or 64 features, in whole numbers or in bf16. Sums of whole numbers leave the unit through memory, a group at a
+// products of 32 or 64 features, in integers or in bf16. Sums of integers leave the unit through memory, a group at a
 // time, and are scaled as everywhere else: the same bits. int16 activations go in as high and low bytes.
 #pragma once
 #include "gemm.h"
@@ -71,7 +71,7 @@ TS_INLINE void store_for_amx(uint8_t* q, int64_t plane, vf x) {
   }
 }
 
-// `b` holds a widened panel. The unit computes 16 rows whatever R is: those beyond are garbage, and nobody reads them.
+// `b` holds a widened panel. The unit computes 16 rows whatever R is: those beyond are garbage and never read.
 template <class T, int R>
 inline void amx_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   // Copies: the unit's instructions hide what they write, and all that is in memory would be read again after each.
@@ -166,7 +166,7 @@ inline void amx_bf16_tiles(const uint8_t* panel, int64_t panel_bytes, int steps,
   if (TWO_PANELS) _tile_stored(3, d + MAX_BLOCK_ROWS * LANES, LANES * 4);
 }
 
-// c[panel][MAX_BLOCK_ROWS][16] = activations x one or two panels; `next` are those to fetch meanwhile, or 0.
+// c[panel][MAX_BLOCK_ROWS][16] = activations x one or two panels; `next` are those to prefetch, or 0.
 inline void amx_bf16_panels(const Weight& w, const uint8_t* panel, int panels, const uint8_t* next, const Acts& acts, int rows,
                             float* c) {
   const int64_t bytes = panel_bytes(w);

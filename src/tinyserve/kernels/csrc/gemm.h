@@ -39,7 +39,7 @@ TS_INLINE vf load_u4_min(const Weight& w, const uint8_t* scales, vf scale) {
   return w.has_min ? load_scale(scales + scale_bytes(w), w.f16_scale) : mul(scale, set1(-8.0f));
 }
 
-// What comes next, to stream in while this panel is used by every row: `bytes` at `next` (or none), asked for in steps.
+// What to prefetch while this panel is used by every row: `bytes` at `next` (or none), in steps.
 struct Ahead {
   const uint8_t* next;
   int64_t bytes;
@@ -105,7 +105,7 @@ TS_INLINE void in_tiles(int rows, const Ahead& ahead, F&& tile) {
 
 // ---- quantizing activations -------------------------------------------------------------------------------------
 
-// Sixteen whole numbers within the range of T, as words of four bytes that lie `stride` bytes apart.
+// Sixteen integers within the range of T, as words of four bytes that lie `stride` bytes apart.
 template <class T>
 TS_INLINE void store_words(uint8_t* q, int64_t stride, vf x) {
   alignas(32) T narrow[LANES];
@@ -126,7 +126,7 @@ TS_INLINE void store_words(uint8_t* q, int64_t stride, vf x) {
   for (int i = 0; i < LANES; i += 4 / sizeof(T), q += stride) memcpy(q, narrow + i, 4);
 }
 
-// The end of a group for the row at `at` of the tile's scales: its whole-number sums and, where there is one, its minimum.
+// The end of a group for the row at `at` of the tile's scales: its integer sums and, where there is one, its minimum.
 TS_INLINE vf add_group(vf acc, vf sum, vf scale, const Acts& a, int64_t at) { return fma(sum, mul(scale, set1(a.scale[at])), acc); }
 TS_INLINE vf add_min(vf acc, vf least, const Acts& a, int64_t at) { return fma(least, set1(a.sum[at]), acc); }
 
@@ -201,7 +201,7 @@ TS_INLINE vf store_upper(uint16_t* p, vf x) {
 }
 
 // Features 32 * step ... of a row, as number r of a tile's R. Each part takes the next eight of 24 bits. `next` is another row to
-// ask for meanwhile, as in quantize_groups.
+// prefetch, as in quantize_groups.
 TS_INLINE void split_bf16(const float* x, uint8_t* q, int step, int r, int rows, const float* next) {
   uint16_t* to = (uint16_t*)q + (int64_t(step) * BF16_PARTS * rows + r) * BF16_STEP;
   for (int i = 0; i < BF16_STEP; i += LANES) {

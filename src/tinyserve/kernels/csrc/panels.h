@@ -22,8 +22,8 @@ TS_INLINE Layout layout_of(const Weight& w, [[maybe_unused]] int rows, [[maybe_u
 }
 
 // Groups of one row: q = round(x * limit / max|x|), half to even. A group that holds a NaN or an infinity gets a NaN scale, so
-// that the damage shows in this row's results and nowhere else. The row is number r of a tile's, and `to` is the tile's. Rows were
-// written by another processor, as often as not: the next one is asked for meanwhile.
+// that the damage shows in this row's results and nowhere else. The row is number r of a tile's, and `to` is the tile's. Rows have
+// often been written by another processor: the next one is prefetched.
 template <class T>
 inline void quantize_groups(const float* row, const float* next_row, int group, int first, int last, [[maybe_unused]] const Layout& layout,
                             const Acts& to, int r, int rows) {
@@ -144,7 +144,7 @@ inline void integer_panel(const Weight& w, const uint8_t* panel, const Ahead& ah
   in_tiles<U4_ROWS>(rows, ahead, U4Tiles<true>{{w, wide, groups, true}, a, c});
 }
 
-// c[rows][16] = activations x panel. `x` for float weights, `a` for integer ones; `next` is the panel to fetch meanwhile,
+// c[rows][16] = activations x panel. `x` for float weights, `a` for integer ones; `next` is the panel to prefetch,
 // or 0; `wide` is scratch for widened weights.
 inline void run_panel(const Weight& w, const uint8_t* panel, const uint8_t* next, const float* x, int64_t x_stride, 
                       const Layout& layout, const Acts& a, int rows, float* c, uint8_t* wide) {

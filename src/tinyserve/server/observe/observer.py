@@ -159,7 +159,7 @@ class Observer:
     async def snapshot(self) -> EngineSnapshot:
         """The engine between two steps: now, or at the latest moment that is known.
 
-        One question to the engine serves all who ask meanwhile.
+        All callers that come while the engine is being asked share its answer.
         """
         if self._asked is None or self._asked.done():
             with contextlib.suppress(EngineDeadError):
