@@ -28,7 +28,9 @@ _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.*")
 
 
 def layer_from_yaml(path: str | os.PathLike[str], sections: Sections) -> Layer:
-    """The explicit settings of a YAML file. Duplicate keys are errors, not last-one-wins."""
+    """The explicit settings of a YAML file. Duplicate keys are errors, not last-one-wins. Raises
+    ConfigError.
+    """
     import yaml
 
     from tinyserve.settings_yaml import load_strict
@@ -49,7 +51,7 @@ def layer_from_yaml(path: str | os.PathLike[str], sections: Sections) -> Layer:
 def layer_from_env(env: Mapping[str, str], sections: Sections) -> Layer:
     """The settings named by `TINYSERVE_<SECTION>_<KEY>` and by the special variables.
 
-    Variables that Kubernetes sets for services with such names are skipped.
+    Variables that Kubernetes sets for services with such names are skipped. Raises ConfigError.
     """
     known = {s.env: s for section in sections.values() for s in settings_of(section).values()}
     for variable, (section, key) in SPECIAL_VARIABLES.items():
@@ -78,7 +80,7 @@ def layer_from_env(env: Mapping[str, str], sections: Sections) -> Layer:
 
 
 def layer_from_mapping(values: Any, where: str, sections: Sections) -> Layer:
-    """The settings of nested mappings; `where` names them in errors."""
+    """The settings of nested mappings; `where` names them in errors. Raises ConfigError."""
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} must be a mapping of sections, got {type(values).__name__}")
     homes = {name: home for home, kind in sections.items() for name in settings_of(kind)}
@@ -104,7 +106,7 @@ def layer_from_mapping(values: Any, where: str, sections: Sections) -> Layer:
 
 
 def layer_from_dotted(values: Mapping[str, Any], sections: Sections) -> Layer:
-    """The settings of {"section.key": value}."""
+    """The settings of {"section.key": value}. Raises ConfigError."""
     layer: Layer = {}
     for key, value in values.items():
         section, _, name = key.partition(".")

@@ -65,7 +65,10 @@ def load_draft_model(
     target: ModelRunner,
     progress: Progress | None = None,
 ) -> DraftModelProposer:
-    """Load `spec.draft_model` as the served model is loaded, with a KV-cache of as many blocks."""
+    """Load `spec.draft_model` as the served model is loaded, with a KV-cache of as many blocks.
+    Raises ConfigError where it does not fit the served model, ModelLoadError where it cannot be
+    read.
+    """
     spec, cache, scheduler = config.spec, config.cache, config.scheduler
     assert spec.draft_model is not None
     assert scheduler.max_model_len is not None

@@ -124,8 +124,8 @@ def load_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoi
 
 
 def load_path(path: Path, name: str) -> Checkpoint:
-    """Open a GGUF file, a folder with config.json and safetensors, or a folder with a GGUF (where
-    a config.json may have been left beside it).
+    """Open a GGUF file, a folder with config.json and safetensors, or a folder with a GGUF (where a
+    config.json may have been left beside it). Raises ModelLoadError.
     """
     try:
         return _load_existing(path, name)

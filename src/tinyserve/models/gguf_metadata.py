@@ -57,8 +57,8 @@ class Metadata:
     def get(self, key: str, kind: type[T]) -> T | None:
         """The value of `key`, or None.
 
-        One number for all layers may be stored as an array of equal ones. No float of a model is
-        negative or not finite.
+        One number for all layers may be stored as an array of equal ones. Raises ModelLoadError for
+        a value of another type, or a float that is negative or not finite.
         """
         key = self._key(key)
         value: Any = self.file.metadata.get(key)

@@ -154,7 +154,8 @@ def find_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint folder.
 
     Those of its index, else model.safetensors, else all. An index some of whose files are missing
-    gives way to model.safetensors: converting and merging often leave one behind.
+    gives way to model.safetensors: converting and merging often leave one behind. Raises
+    ModelLoadError where there is none.
     """
     indexed = sorted(set(read_index(folder).values()))
     missing = [file for file in indexed if not file.is_file()]
@@ -182,7 +183,9 @@ def find_files(folder: Path) -> list[Path]:
 
 
 def read_index(folder: Path) -> dict[str, Path]:
-    """Which file holds each tensor, as the folder's index says; {} where there is none."""
+    """Which file holds each tensor, as the folder's index says; {} where there is none. Raises
+    ModelLoadError where it is damaged.
+    """
     path = folder / INDEX
     if not path.is_file():
         return {}

@@ -33,7 +33,9 @@ LEFT_OUT = frozenset(
 def read_conversation(
     system: str | Sequence[Any] | None, messages: Sequence[Any]
 ) -> tuple[list[Message], bool]:
-    """The messages, and whether the last one, the assistant's, is to be continued."""
+    """The messages, and whether the last one, the assistant's, is to be continued. Raises
+    RequestError.
+    """
     if not messages:
         raise RequestError("messages must have at least one message", param="messages")
     conversation = Conversation(joins_turns=True)

@@ -152,7 +152,9 @@ class JsonStyle:
 
     @classmethod
     def of(cls, options: Mapping[str, Any], param: str) -> JsonStyle:
-        """From whitespace_pattern, disable_any_whitespace, disable_additional_properties."""
+        """From whitespace_pattern, disable_any_whitespace, disable_additional_properties. Raises
+        RequestError.
+        """
         pattern = options.get("whitespace_pattern")
         if pattern is not None and not isinstance(pattern, str):
             name = f"{param}.whitespace_pattern"

@@ -116,7 +116,7 @@ class TokenizerSpec:
         return replace(self, chat_template=source, named_templates={})
 
     def load_vocab(self) -> GGUFVocab:
-        """The GGUF vocabulary, read now if it was given as a function."""
+        """The GGUF vocabulary, read now if it was given as a function. Raises ModelLoadError."""
         if self.gguf_vocab is None:
             raise ModelLoadError("the model has no GGUF vocabulary")
         return self.gguf_vocab() if callable(self.gguf_vocab) else self.gguf_vocab
