@@ -282,9 +282,18 @@ def test_stopping_lets_running_requests_finish() -> None:
         wait_for(lambda: served.bridge.num_open == 1)
         served.server.should_exit = True
         wait_for(lambda: served.state.is_draining)
+        wait_for(lambda: not takes_connections(served))
         served.runner.gate.set()
         response = connection.getresponse()
         assert json.loads(response.read())["choices"][0]["text"] == "farewell"
+
+
+def takes_connections(served: Live) -> bool:
+    try:
+        httpx.get(f"{served.base_url}/health")
+    except httpx.ConnectError:
+        return False
+    return True
 
 
 def test_stopping_ends_what_takes_too_long_with_an_error() -> None:
