@@ -30,10 +30,10 @@ from tinyserve.engine.request import EngineStats
 logger = logging.getLogger("tinyserve.server")
 
 TICK_S = 1.0
-YOUNG = 1000  # objects more than at the last collection, which make one of the young necessary
-MIDDLE = 8  # collections of the young until their survivors are walked again
-NEVER = 1 << 30  # collections of the middle until all objects are walked
-MAX_GROWTH = 1_000_000  # blocks of memory, of about a hundred bytes; a waiting request: about 400
+YOUNG = 1000  # new objects since the last collection that start one of the youngest generation
+MIDDLE = 8  # collections of the youngest generation before one of the middle generation
+NEVER = 1 << 30  # collections of the middle generation before a full one
+MAX_GROWTH = 1_000_000  # memory blocks of about 100 bytes; a waiting request has about 400
 
 
 class Server(Protocol):

@@ -26,18 +26,18 @@ from dataclasses import dataclass
 from tinyserve.spec.drafter import Outcome
 from tinyserve.spec.step_times import StepTimes
 
-MARGIN = 1.02  # the gain that makes drafts worth their while
-MIN_VALUE = 0.02  # accepted tokens; a draft that promises less is not looked at
-PRIOR = 0.6  # acceptance of a draft before anything is known
-PRIOR_WEIGHT = 2.0  # drafts' worth of evidence that the others' acceptance counts for a sequence
-FADE, FADE_ALL = 0.8, 0.98  # what a run of drafts leaves of older evidence: its own, everybody's
-FIRST = 4  # drafts to be judged before more than one sequence at a time has any
-PROBE_SHARE = 0.005  # of the time
-MAX_CREDIT = 10  # steps' worth of time that may be saved up for probes
-PROBE = 2  # drafts
-LEAST_COST = 0.02  # of a step, for each draft of a probe: what noise hides must not seem free
-PROBE_AFTER = 2  # choices without drafts
-RESTS = 3  # steps that are not thought about after one that was better off without drafts
+MARGIN = 1.02  # the least gain in tokens per second for which drafts are made
+MIN_VALUE = 0.02  # expected accepted tokens; a draft that promises less is not considered
+PRIOR = 0.6  # acceptance rate that is assumed before anything was measured
+PRIOR_WEIGHT = 2.0  # a sequence starts as if it had this many drafts at the common rate
+FADE, FADE_ALL = 0.8, 0.98  # decay of older evidence per run of drafts: of a sequence, of all
+FIRST = 4  # drafts to verify with one sequence alone before others draft at the same time
+PROBE_SHARE = 0.005  # of the time, at most, goes to probes
+MAX_CREDIT = 10  # steps; the longest time that probes may save up
+PROBE = 2  # drafts of a probe
+LEAST_COST = 0.02  # of a step, counted per draft of a probe even if noise hides its cost
+PROBE_AFTER = 2  # choices without drafts before a sequence may be probed
+RESTS = 3  # steps to leave without drafts, undecided, after one decided against them
 REFRESH = 128  # steps after which the time of a plain step is measured again
 
 
@@ -46,7 +46,7 @@ class _Record:
     """What is known of drafts for one sequence, or for all: evidence that fades."""
 
     accepted: float = 0.0
-    judged: float = 0.0  # accepted, and the first that was not
+    judged: float = 0.0  # accepted ones, and the first rejected one of each run
     num_idle: int = 0  # choices since it last had drafts, or could have had
 
     def rate(self, prior: float) -> float:
@@ -65,14 +65,16 @@ class AdaptiveController:
         self.times = StepTimes()
         self._records: dict[int, _Record] = {}
         self._all = _Record()
-        self._draft_times: deque[float] = deque(maxlen=7)  # seconds of proposing, per token deep
+        self._draft_times: deque[float] = deque(
+            maxlen=7
+        )  # seconds of proposing, per token of depth
         self._depth = 0  # the longest draft asked for in this step
         self._credit = 0.0  # seconds that probes may still cost
         self._probe_cost = 0.0  # seconds that the next one is expected to cost
         self._probed: int | None = None  # the sequence that this step probes
         self._plain_since = 0  # choices since a plain step was last asked for
-        self._rests = 0  # steps that stay without drafts, ...
-        self._num_limits = 0  # ... as long as there are so many sequences
+        self._rests = 0  # steps that stay without drafts ...
+        self._num_limits = 0  # ... while the number of sequences stays this
 
     def choose(self, limits: Sequence[tuple[int, int]], num_rows: int) -> list[int]:
         """See `Controller`."""

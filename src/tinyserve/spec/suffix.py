@@ -25,17 +25,17 @@ from tinyserve.spec.proposer import Draft, Known
 MIN_MATCH = 2  # tokens; what follows a single token says too little
 MIN_CHANCE = 0.2
 DOUBT = 0.5
-MAX_ENDS = 4  # matches that are tried
-REACH = 2  # drafts for each token of the match
+MAX_ENDS = 4  # matches that are tried, the longest first
+REACH = 2  # longest draft, in lengths of the match
 WINDOW = 32  # tokens; how far back past outputs are matched
 MIN_OUTPUT = 8  # tokens; shorter outputs are not worth keeping
-KEPT_TRUST = 0.7  # what one judged draft leaves of older trust
+KEPT_TRUST = 0.7  # decay of older evidence per verified draft
 MAX_PAST = 1 << 15  # tokens; about 14 MB
-BREAK = -1  # stands between two past outputs
+BREAK = -1  # a token that no text has, between two past outputs
 
 
 class PastOutputs:
-    """What earlier sequences were answered, up to `max_tokens` tokens, the latest of them."""
+    """The latest outputs of earlier sequences, up to `max_tokens` tokens."""
 
     def __init__(self, max_tokens: int) -> None:
         self._half = max_tokens // 2

@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tinyserve")
 
 TIME_LIMIT_S = 5.0
-FIRST_TIME_S = 30.0  # on top, while the token table is made
+FIRST_TIME_S = 30.0  # in addition, while the token table is being built
 MAX_CACHED = 64
-MAX_CACHED_CHARACTERS = 1 << 20  # of their specs, by which the size of grammars goes
+MAX_CACHED_CHARACTERS = 1 << 20  # of all cached specs, a measure of the grammars' size
 NUM_THREADS = 2
-MAX_USES = 256  # choices that share one lexer, whose states only ever grow
+MAX_USES = 256  # choices that may share one lexer, whose states only ever grow
 PROBE_STEPS = 24
 # The compiler recurses as deep as a grammar's rules refer to each other; with as many of them as
 # `grammar_source.MAX_CHARACTERS` hold, this is twice what it needs. Only what is used takes memory.
