@@ -235,7 +235,7 @@ _UNSERVED: dict[str, Any] = {
     "dry_multiplier": 0, "xtc_probability": 0, "stop_regex": None, "prompt_embeds": None,
     "logits_processors": None, "custom_logit_processor": None, "lora_path": None,
     "lora": None, "lora_request": None, "adapters": None, "adapter_id": None,
-    "top_n_sigma": -1, "documents": None, "thinking_token_budget": None,
+    "top_n_sigma": -1, "t_max_predict_ms": -1, "documents": None, "thinking_token_budget": None,
 }  # fmt: skip
 
 # What other APIs and servers call a field of these. A limit that is ignored is worse than none.
@@ -243,7 +243,7 @@ _CALLED_OTHERWISE = {
     "functions": "tools", "function_call": "tool_choice", "stop_sequences": "stop",
     "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens",
     "max_new_tokens": "max_tokens", "n_predict": "max_tokens", "num_predict": "max_tokens",
-    "min_new_tokens": "min_tokens", "repeat_penalty": "repetition_penalty",
+    "min_new_tokens": "min_tokens", "repeat_penalty": "repetition_penalty", "n_probs": "logprobs",
 }  # fmt: skip
 
 
