@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from typing import Any
 
@@ -203,10 +202,16 @@ def test_sampling_defaults() -> None:
 )
 def test_a_value_of_the_wrong_kind_is_read_or_named(key: str, value: Any) -> None:
     """Damaged and hand-written files: never an exception that does not say where."""
+    said = {"architectures": "architecture", "quantization_config": "quantiz"}.get(key, key)
     for name in ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"):
         config = {**LLAMA, "architectures": [name], "use_sliding_window": True}
-        with contextlib.suppress(ModelLoadError):
+        message = f"config.json: {said}"
+        try:
             read_model_config({**config, key: value}, "config.json")
+        except ModelLoadError as error:
+            message = str(error)
+        assert message.startswith("config.json: ")
+        assert said in message
 
 
 @pytest.mark.parametrize("flag", ["false", 0, "true", []])
