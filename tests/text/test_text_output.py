@@ -47,6 +47,13 @@ def test_stop_over_several_tokens() -> None:
     assert "".join(run(ids, stops=["END"], include_stop=True)[0]) == "ABC END"
 
 
+def test_what_one_choice_shows_of_special_tokens_no_other_shows() -> None:
+    """The texts of tokens are kept for all choices of a model."""
+    ids = [EOS_ID, *TOKENIZER.encode("a"), EOS_ID]
+    assert run(ids, skip_special_tokens=False)[0] == [IM_END, "a", IM_END, ""]
+    assert run(ids)[0] == ["", "a", "", ""]
+
+
 def test_special_token_as_stop() -> None:
     """STR-10: stops although its text is skipped; shown only if asked for."""
     ids = [*TOKENIZER.encode("a"), EOS_ID, *TOKENIZER.encode("b")]
