@@ -57,6 +57,9 @@ def test_many_sequences_share_runs_and_a_small_cache() -> None:
     stats = engine.core.stats()
     assert stats.num_accepted_tokens == stats.num_draft_tokens > 100
     assert not proposer._shadows
+    plans = proposer.runner.plans  # type: ignore[attr-defined]
+    catching_up = [plan for plan in plans if not any(chunk.num_logits for chunk in plan.chunks)]
+    assert max(plan.num_tokens for plan in catching_up) == proposer.limits.max_tokens
 
 
 def test_shadows_roll_back_to_what_came_true() -> None:
