@@ -58,6 +58,8 @@ def test_steps_say_what_the_tokens_say() -> None:
     assert all(step.seconds > 0 for step in steps)
     life = timed.lives["a", 0]
     assert sum(seconds for seconds, _ in gaps) == pytest.approx(life.decode_s)
+    assert timed.lives["b", 0].decode_s == 0
+    assert timed.lives["b", 0].time_per_output_token_s is None, "one token has no pace"
 
 
 def test_a_preempted_choice_keeps_its_first_token_and_its_gap_shows_the_preemption() -> None:

@@ -9,7 +9,11 @@ import pytest
 
 from tinyserve.cli.options import build_parser, configuration
 from tinyserve.config import SpecConfig, TinyServeConfig
+from tinyserve.engine.rejection import draw_by_rejection, draw_coupled
+from tinyserve.engine.speculation import make_draw, make_proposer
 from tinyserve.errors import ConfigError
+from tinyserve.spec.ngram import NgramProposer
+from tinyserve.spec.suffix import SuffixProposer
 
 
 def parse(*argv: str) -> SpecConfig:
@@ -73,3 +77,23 @@ def test_contradictions_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match="spec"):
             TinyServeConfig.from_dict({"spec": values})
+
+
+@pytest.mark.parametrize(("method", "kind"), [("ngram", NgramProposer), ("suffix", SuffixProposer)])
+def test_the_method_names_the_proposer(method: str, kind: type) -> None:
+    proposer = make_proposer(SpecConfig(enabled=True, method=method, num_speculative_tokens=7))
+    assert type(proposer) is kind
+    assert proposer.max_drafts == 7
+
+
+@pytest.mark.parametrize(
+    ("spec", "draw"),
+    [
+        (SpecConfig(), draw_coupled),
+        (SpecConfig(verification="rejection"), draw_coupled),  # there are no drafts to reject
+        (SpecConfig(enabled=True), draw_coupled),
+        (SpecConfig(enabled=True, verification="rejection"), draw_by_rejection),
+    ],
+)
+def test_verification_names_the_draw(spec: SpecConfig, draw: object) -> None:
+    assert make_draw(spec) is draw
