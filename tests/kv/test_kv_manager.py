@@ -13,7 +13,10 @@ def test_config_sizes_the_manager() -> None:
     kv = KVManager.from_config(CacheConfig(block_size=8, num_blocks=5, num_swap_blocks=3))
     assert (kv.num_blocks, kv.block_size, kv.arena.num_slots) == (5, 8, 3)
     assert kv.num_available == 5
+    assert kv.is_caching
     assert kv.bookkeeping_bytes() > 0
+    uncached = CacheConfig(block_size=8, num_blocks=5, enable_prefix_caching=False)
+    assert not KVManager.from_config(uncached).is_caching
 
 
 def test_opening_what_does_not_fit_changes_nothing() -> None:

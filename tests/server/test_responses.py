@@ -321,17 +321,20 @@ def test_cut_answers_say_so(served: Live) -> None:
     assert answer["usage"]["output_tokens"] == 2
 
 
-def test_logprobs(served: Live) -> None:
-    served.runner.says("well")
+@pytest.mark.parametrize("text", ["well", "\n \nwell"])
+def test_logprobs(plain: Live, text: str) -> None:
+    """One for each token, white space that was held back at first included."""
+    plain.runner.says(text)
     include = ["message.output_text.logprobs"]
-    (message,) = respond(served, include=include, top_logprobs=2)["output"]
+    (message,) = respond(plain, include=include, top_logprobs=2)["output"]
     entries = message["content"][0]["logprobs"]
-    assert "".join(entry["token"] for entry in entries) == "well"
+    assert message["content"][0]["text"] == text
+    assert "".join(entry["token"] for entry in entries) == text
     assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
-    assert bytes(entries[0]["bytes"]) == b"w"
-    (message,) = respond(served, include=include)["output"]
+    assert bytes(entries[0]["bytes"]) == text[0].encode()
+    (message,) = respond(plain, include=include)["output"]
     assert message["content"][0]["logprobs"][0]["top_logprobs"] == []
-    assert refused(served, top_logprobs=10_000)["param"] == "top_logprobs"
+    assert refused(plain, top_logprobs=10_000)["param"] == "top_logprobs"
 
 
 def test_lim_12_truncation_drops_the_oldest_and_says_so(served: Live) -> None:
