@@ -8,6 +8,7 @@ it. The first chunk of a call, and no other, has its id, type and name (TOOL-06)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from json.encoder import encode_basestring as quote
 from typing import Any
 
@@ -35,7 +36,7 @@ class ChatWriter(OpenAIWriter):
 
     def opening(self, maker: DeltaMaker) -> bytes:
         """The role, for each choice; the first chunk tells the prompt's ids, too."""
-        usage = ',"usage":null' if self._options.usage else ""
+        usage = self._usage(replace(maker.usage, completion_tokens=0))  # nothing was said yet
         prompt = ""
         if self._options.token_ids:
             prompt = f',"prompt_token_ids":{to_json(list(maker.parts[0].token_ids))}'
