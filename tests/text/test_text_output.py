@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_tokenizers import IM_END, byte_level
+from tiny_tokenizers import IM_END, IM_START, byte_level
 
 from tinyserve.text.output import TextOutput
 from tinyserve.text.reasoning import ThinkingSplit
@@ -66,6 +66,76 @@ def test_special_stop_releases_what_was_held() -> None:
     """STR-10: the beginning of another stop string was only text after all."""
     ids = [*TOKENIZER.encode("a\n"), EOS_ID]
     assert run(ids, stops=[IM_END, "\n\n"]) == (["a", "", "\n", ""], IM_END)
+
+
+def test_special_token_beside_text_in_a_stop() -> None:
+    """STR-10: skipped on decoding, it is seen all the same; what comes before it is held back."""
+    ids = TOKENIZER.encode(f"ab{IM_END}\ncd{IM_START}{IM_END}ef")
+    for stop, shown, pieces in (
+        (f"{IM_END}\n", "ab", ["a", "b", "", "", ""]),
+        (f"b{IM_END}", "a", ["a", "", "", ""]),
+        (f"b{IM_END}\nc", "a", ["a", "", "", "", "", ""]),
+        (f"d{IM_START}{IM_END}e", "ab\nc", ["a", "b", "", "\n", "c", "", "", "", "", ""]),
+        (f"{IM_START}{IM_END}", "ab\ncd", ["a", "b", "", "\n", "c", "d", "", "", ""]),
+    ):
+        assert run(ids, stops=[stop]) == (pieces, stop)
+        shown_too = run(ids, stops=[stop], include_stop=True)[0]
+        assert "".join(shown_too) == shown + stop
+    # Another special token came; what is spelled in letters might still be the stop string.
+    assert run(ids, stops=[f"b{IM_START}"]) == (
+        ["a", "", "", "b\n", "c", "d", "", "", "e", "f", ""],
+        None,
+    )
+    assert run(ids, stops=["b\nc"]) == (["a", "", "", "", "", ""], "b\nc")
+
+
+def test_special_tokens_in_stops_keep_to_the_other_rules() -> None:
+    """SAM-08, and thinking: there it is no stop; nor where the token is shown, as text is."""
+    stop = f"b{IM_END}"
+    output = TextOutput(TOKENIZER, stops=[stop])
+    b = TOKENIZER.encode("b")[0]
+    assert [output.push(b, False), output.push(EOS_ID, False), output.stop_hit] == ["", "", None]
+    assert [output.push(b), output.push(EOS_ID), output.stop_hit] == ["b", "", stop]
+    ids = TOKENIZER.encode(f"b{IM_END}</think>ab{IM_END}c")
+    taken, hit = run(ids, stops=[stop], new_thinking=lambda: ThinkingSplit(is_open=True))
+    assert ("".join(taken), hit) == ("b</think>a", stop)
+    taken, hit = run(ids, stops=[stop], visible_ids=frozenset({EOS_ID}))
+    assert ("".join(taken), hit) == ("", stop)
+
+
+@given(
+    ids=st.lists(st.sampled_from([1, EOS_ID, *TOKENIZER.encode("ab")]), max_size=12),
+    stops=st.lists(
+        st.lists(st.sampled_from(["a", "b", IM_START, IM_END]), min_size=1, max_size=4).map(
+            "".join
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+)
+def test_special_tokens_in_stops_by_definition(ids: list[int], stops: list[str]) -> None:
+    """STR-10: stops with the first token that completes a stop string, in the text or in the text
+    with its special tokens; what is shown went before it.
+    """
+
+    def short(text: str) -> str:
+        """With a digit for each special token: their letters are no text."""
+        return text.replace(IM_START, "1").replace(IM_END, "2")
+
+    taken, hit = run(ids, stops=stops)
+    shown, num_taken = "".join(taken), len(taken) - 1
+    for end in range(1, len(ids) + 1):
+        plain, full = (
+            short(TOKENIZER.decode(ids[:end], skip_special_tokens=skip)) for skip in (True, False)
+        )
+        if any(short(stop) in text for stop in stops for text in (plain, full)):
+            assert hit is not None
+            assert num_taken == end
+            before = [text.removesuffix(short(hit)) for text in (plain, full)]
+            assert any(b != text for b, text in zip(before, (plain, full), strict=True))
+            assert any(b.replace("1", "").replace("2", "") == shown for b in before)
+            return
+    assert (hit, shown) == (None, TOKENIZER.decode(ids))
 
 
 def test_text_of_a_special_token_from_ordinary_tokens() -> None:

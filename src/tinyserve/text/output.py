@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tinyserve.text.reasoning import ThinkingSplit
-from tinyserve.text.stops import StopChecker, special_stops
+from tinyserve.text.stops import StopChecker, special_marks, special_stops
 from tinyserve.text.tokenizer import Tokenizer
 
 
@@ -22,6 +22,7 @@ class TextOutput:
         "_checker",
         "_detokenizer",
         "_include_stop",
+        "_marks",
         "_plain_texts",
         "_special_stops",
         "_thinking",
@@ -46,7 +47,13 @@ class TextOutput:
             visible_ids=visible_ids,
             keeps_space=keeps_space,
         )
-        self._checker = StopChecker(stops, include_in_output=include_stop) if stops else None
+        self._marks: dict[int, str] = {}
+        self._checker: StopChecker | None = None
+        if stops:
+            if skip_special_tokens:
+                self._marks = special_marks(tokenizer, stops, visible_ids)
+            marks = {tokenizer.special_texts[i]: mark for i, mark in self._marks.items()}
+            self._checker = StopChecker(stops, include_in_output=include_stop, marks=marks)
         self._include_stop = include_stop
         self._thinking = new_thinking() if stops else None
         self._plain_texts = None if stops else self._detokenizer.plain_texts
@@ -64,10 +71,17 @@ class TextOutput:
             text = self._detokenizer.push(token_id)
             self._plain_texts = self._detokenizer.plain_texts
             return text
+        text = ""
+        mark = self._marks.get(token_id)
+        if mark is not None and (self._thinking is None or self._thinking.is_answer):
+            text = self._checker.push_mark(mark, can_stop=can_stop)
+            self.stop_hit = self._checker.hit
+            if self.stop_hit is not None:
+                return text
         if can_stop and token_id in self._special_stops:
             self.stop_hit = self._special_stops[token_id]
-            return self.flush() + (self.stop_hit if self._include_stop else "")
-        text = self._check(self._checker, self._detokenizer.push(token_id), can_stop)
+            return text + self.flush() + (self.stop_hit if self._include_stop else "")
+        text += self._check(self._checker, self._detokenizer.push(token_id), can_stop)
         self.stop_hit = self._checker.hit
         return text
 

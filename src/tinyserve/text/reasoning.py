@@ -112,6 +112,11 @@ class ThinkingSplit:
         self._held = ""
         self._is_answer = False
 
+    @property
+    def is_answer(self) -> bool:
+        """Whether the thinking is over."""
+        return self._is_answer
+
     def push(self, text: str) -> tuple[str, str]:
         """(thinking, answer) that became certain: together, all that was pushed, in this order."""
         if self._is_answer:

@@ -147,6 +147,12 @@ class Tokenizer:
         token_id = self._backend.token_to_id(text)
         return token_id if token_id in self.special_ids else None
 
+    @cached_property
+    def special_texts(self) -> Mapping[int, str]:
+        """Each special token as text spells it, by its id."""
+        names = ((i, self._backend.id_to_token(i)) for i in sorted(self.special_ids))
+        return {i: name for i, name in names if name}
+
     def token_id(self, text: str) -> int | None:
         """The id of the vocabulary entry spelled `text` (as the vocabulary spells it)."""
         token_id: int | None = self._backend.token_to_id(text)
