@@ -80,6 +80,23 @@ def test_model_defaults_apply_to_what_is_left_out() -> None:
     assert engine.intake.params({"temperature": 0}).top_k == 3
 
 
+def test_a_length_that_nobody_named_fits_the_room() -> None:
+    """LIM-01: as over HTTP, each prompt by itself; one that was named is refused."""
+    with LLM.from_engine(make_engine(scheduler={"max_model_len": 32})) as llm:
+        long, short = [65] * 30, [66]
+        fields: dict[str, Any] = {"ignore_eos": True}
+        sizes = [len(o.token_ids) for o in llm.generate([long, short], fields)]
+        assert sizes == [2, 16]
+        assert [len(o.token_ids) for o in llm.generate([long, short], [fields] * 2)] == sizes
+        assert sum(len(delta.token_ids) for delta in llm.stream(long, fields)) == 2
+        for named in (SamplingParams(), {"max_tokens": 16}, {"min_tokens": 3}):
+            with pytest.raises(RequestError, match="32 tokens"):
+                llm.generate([long, short], named)
+        with pytest.raises(RequestError, match="32 tokens"):
+            llm.generate([[65] * 32])
+        assert_idle(llm.engine)
+
+
 def test_chat_and_stop_strings(llm: LLM) -> None:
     says(llm, "one. two.")
     (output,) = llm.chat(HELLO, {"stop": "."})

@@ -59,6 +59,13 @@ class Intake:
                 raise RequestError(f"unknown sampling parameter {name!r}", param=name)
         return SamplingParams(**{**fallback, **self.sampling_defaults, **fields})
 
+    def with_room(self, params: SamplingParams, num_prompt: int) -> SamplingParams:
+        """`params`, whose `max_tokens` nobody has named, cut to the room that the prompt leaves."""
+        room = max(self.limits.room - num_prompt, params.min_tokens, 1)
+        if params.max_tokens is None or params.max_tokens <= room:
+            return params
+        return dataclasses.replace(params, max_tokens=room)
+
     def encode(
         self,
         prompt: Prompt,

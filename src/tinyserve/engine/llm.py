@@ -73,12 +73,14 @@ class LLM:
         """One Output per prompt, in order. A bare list of ints is one prompt.
 
         `params`: SamplingParams, a mapping of its fields (the rest from the model's defaults), or
-        a list with one per prompt; None is the model's defaults and 16 tokens. `progress` None
-        shows a bar for batches on a terminal. Raises RequestError, and then nothing has run.
+        a list with one per prompt; None is the model's defaults and 16 tokens, or fewer where there
+        is no room. `progress` None shows a bar for batches on a terminal. Raises RequestError, and
+        then nothing has run.
         """
         texts = split_prompts(prompts, param="prompts")
         ids = [self._intake.encode(text, param="prompts") for text in texts]
-        all_params = self._params_list(params, len(ids), {"max_tokens": COMPLETION_MAX_TOKENS})
+        lengths = [len(i) for i in ids]
+        all_params = self._params_list(params, lengths, {"max_tokens": COMPLETION_MAX_TOKENS})
         requests = [
             self._intake.request(self._next_id(), i, p, continues=True)
             for i, p in zip(ids, all_params, strict=True)
@@ -113,7 +115,8 @@ class LLM:
             raise RequestError("messages is empty", param="messages")
         use = read_tool_use(tools, tool_choice)
         turns = [Turn.after(self._intake, chat, use, response_format, **template) for chat in chats]
-        all_params = self._params_list(params, len(turns), {"max_tokens": None})
+        lengths = [len(turn.prompt_ids) for turn in turns]
+        all_params = self._params_list(params, lengths, {"max_tokens": None})
         pairs = zip(turns, all_params, strict=True)
         requests = [turn.request(self._next_id(), p) for turn, p in pairs]
         results = run(self._core, requests, progress)
@@ -149,7 +152,7 @@ class LLM:
         """What `generate` would return for one prompt, as it comes. Close it to stop early."""
         (text,) = _only(split_prompts(prompt, param="prompt"))
         ids = self._intake.encode(text)
-        settled = self._params(params, {"max_tokens": COMPLETION_MAX_TOKENS})
+        settled = self._params(params, len(ids), {"max_tokens": COMPLETION_MAX_TOKENS})
         request = self._intake.request(self._next_id(), ids, settled, continues=True)
         return Stream(self._core, request)
 
@@ -166,8 +169,8 @@ class LLM:
         """What `chat` would return for one conversation, as it comes. Raises RequestError."""
         use = read_tool_use(tools, tool_choice)
         turn = Turn.after(self._intake, messages, use, response_format, **template)
-        request = turn.request(self._next_id(), self._params(params, {"max_tokens": None}))
-        return Stream(self._core, request, turn.answer)
+        settled = self._params(params, len(turn.prompt_ids), {"max_tokens": None})
+        return Stream(self._core, turn.request(self._next_id(), settled), turn.answer)
 
     def close(self) -> None:
         """Abort whatever is still open, and tell who waits for it. The model is freed with the last
@@ -190,7 +193,10 @@ class LLM:
     def _intake(self) -> Intake:
         return self.engine.intake
 
-    def _params(self, params: Params, fallback: Mapping[str, Any]) -> SamplingParams:
+    def _params(
+        self, params: Params, num_prompt: int, fallback: Mapping[str, Any]
+    ) -> SamplingParams:
+        """For a prompt of that many tokens."""
         if isinstance(params, SamplingParams):
             return params
         if params is not None and not isinstance(params, Mapping):
@@ -198,18 +204,26 @@ class LLM:
                 f"params must be SamplingParams or a mapping, got {type(params).__name__}",
                 param="params",
             )
-        return self._intake.params(params or {}, **fallback)
+        fields = params or {}
+        settled = self._intake.params(fields, **fallback)
+        return settled if "max_tokens" in fields else self._intake.with_room(settled, num_prompt)
 
     def _params_list(
-        self, params: Params | Sequence[Params], count: int, fallback: Mapping[str, Any]
+        self,
+        params: Params | Sequence[Params],
+        lengths: Sequence[int],
+        fallback: Mapping[str, Any],
     ) -> list[SamplingParams]:
+        """For prompts of so many tokens each."""
         if params is None or isinstance(params, SamplingParams | Mapping):
-            return [self._params(params, fallback)] * count
-        if not isinstance(params, Sequence) or len(params) != count:
+            return [self._params(params, length, fallback) for length in lengths]
+        if not isinstance(params, Sequence) or len(params) != len(lengths):
             raise RequestError(
-                f"params must be one SamplingParams, or a list of {count} of them", param="params"
+                f"params must be one SamplingParams, or a list of {len(lengths)} of them",
+                param="params",
             )
-        return [self._params(p, fallback) for p in params]
+        pairs = zip(params, lengths, strict=True)
+        return [self._params(p, length, fallback) for p, length in pairs]
 
     def _next_id(self) -> str:
         return f"llm-{next(self._ids)}"

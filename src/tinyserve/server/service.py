@@ -25,7 +25,7 @@ from tinyserve.server.chat_writer import ChatWriter
 from tinyserve.server.deltas import DeltaMaker, DeltaOptions, PromptPart
 from tinyserve.server.extensions import Extensions
 from tinyserve.server.json_node import renamed
-from tinyserve.server.lengths import truncated, with_default_length
+from tinyserve.server.truncation import truncated
 from tinyserve.server.limits import (
     check_chat,
     check_completion,
@@ -250,7 +250,7 @@ class Service:
             request = self.engine.intake.request(
                 f"{group}-{i}",
                 ids,
-                with_default_length(params, body, self.room - len(ids)),
+                self._fitting(params, body, len(ids)),
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
                 speculative=body.speculative is not False,
@@ -286,6 +286,15 @@ class Service:
             return kept, prompt
         decode = self.engine.intake.tokenizer.decode
         return kept, decode(kept, skip_special_tokens=params.skip_special_tokens)
+
+    def _fitting(
+        self, params: SamplingParams, body: GenerationRequest, num_prompt: int
+    ) -> SamplingParams:
+        """`params` with the default `max_tokens` cut to the room that is left; one that the client
+        has named is kept, and refused later if it does not fit.
+        """
+        is_named = "max_tokens" in body.sampling_fields()
+        return params if is_named else self.engine.intake.with_room(params, num_prompt)
 
     def _identity(self, prefix: str, model: str) -> Identity:
         return Identity(
