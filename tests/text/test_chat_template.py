@@ -209,6 +209,30 @@ def test_text_parts_become_one_string() -> None:
     assert message["content"] == "a\nb\nc"
 
 
+PARTS = (
+    "{% for m in messages %}[{{ m.role }}]{% for part in m['content'] %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] | trim }}{% endif %}{% endfor %}{% endfor %}"
+)
+FIRST_PART = "{% for m in messages %}[{{ m.role }}]{{ m.content[0].text }}{% endfor %}"
+STRICT_PARTS = PARTS.replace("['text'] | trim", "['text'].strip()").replace(
+    "{% if part", "{% if part.type != 'text' %}{{ raise_exception('text!') }}{% endif %}{% if part"
+)
+EITHER = (
+    "{% for m in messages %}[{{ m.role }}]{% if m.content is string %}{{ m.content }}"
+    "{% else %}{{ m.content[0]['text'] + '!' }}{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("source", [PARTS, FIRST_PART, STRICT_PARTS, EITHER])
+def test_templates_that_read_only_parts_get_parts(source: str) -> None:
+    """CHAT-02: those of models with images, which pass over a text without a word, or refuse it."""
+    chat = [system(), user([{"type": "text", "text": "Hi"}]), assistant("Well")]
+    assert render(source, *chat) == "[system]Be brief[user]Hi[assistant]Well"
+    for last in ("Well", ""):
+        prompt = render(source, user(), assistant(last), continue_final_message=True)
+        assert prompt == f"[user]Hi[assistant]{last}"
+
+
 def test_messages_are_copied() -> None:
     given = [{"role": "developer", "content": [{"type": "text", "text": "a"}]}]
     normalise_messages(given)

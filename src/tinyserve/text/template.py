@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyserve.errors import ConfigError, RequestError, reason_of
-from tinyserve.text.template_forms import forms
+from tinyserve.text.template_forms import forms, with_parts
 from tinyserve.text.tool_prompt import (
     template_knows_calls,
     template_knows_tools,
@@ -38,6 +39,10 @@ _RESERVED = frozenset(
 # Put after a message that is to be continued, to find its end in the prompt. The space tells
 # whether the template trims messages.
 _MARKER = "\u2045continue here\u2046 "
+
+# What a template that reads parts of contents must have somewhere, and a text to try it with.
+_NAMES_PARTS = re.compile(r"""['"]text['"]|\.text\b""")
+_PROBE = "\u2045is this shown?\u2046"
 
 _MISSING = (
     "this model has no chat template; start the server with --chat-template FILE (or the "
@@ -63,6 +68,7 @@ class ChatTemplate:
         self._named = dict(named or {})
         self._special_tokens = dict(special_tokens or {})
         self._compiled: dict[str, jinja2.Template] = {}
+        self._wants_parts: dict[str, bool] = {}  # by source
 
     @property
     def all_sources(self) -> str:
@@ -165,13 +171,38 @@ class ChatTemplate:
         with what it says of the conversation as it is.
         """
         first_error: RequestError | None = None
+        wants_parts = self._reads_parts_alone(source)
         for messages, shown in forms(chat, tools):
+            if wants_parts:
+                messages = with_parts(messages)
             try:
                 return self._run(source, {**variables, "messages": messages, "tools": shown})
             except RequestError as error:
                 first_error = first_error or error
         assert first_error is not None
         raise first_error
+
+    def _reads_parts_alone(self, source: str) -> bool:
+        """Whether the template shows messages only where contents are lists of parts, as those of
+        some models that also see images do. It passes over texts without a word (CHAT-02).
+        """
+        wants = self._wants_parts.get(source)
+        if wants is None:
+            probe = [{"role": "user", "content": _PROBE}]
+            wants = bool(_NAMES_PARTS.search(source))
+            wants = wants and not self._shows(source, probe)
+            wants = wants and self._shows(source, with_parts(probe))
+            self._wants_parts[source] = wants
+        return wants
+
+    def _shows(self, source: str, probe: Sequence[Mapping[str, Any]]) -> bool:
+        variables = {"messages": probe, "tools": None, "documents": None}
+        try:
+            return _PROBE in self._run(
+                source, {**self._special_tokens, **variables, "add_generation_prompt": True}
+            )
+        except RequestError:
+            return False
 
     def _run(self, source: str, variables: Mapping[str, Any]) -> str:
         from tinyserve.text import sandbox  # imports jinja2, which start-up does not need

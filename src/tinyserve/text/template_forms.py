@@ -4,7 +4,8 @@ Templates disagree on what a call's arguments are (an object, or its JSON text),
 message may have, and on what a tool's schema always or never holds. Many take one system message,
 at the start, where agents send several, and some between turns. What a template wants, only
 rendering tells: the first form is the conversation as it came, and the others are for templates
-that refuse it. Messages are normalised (`template.normalise_messages`). Renders nothing.
+that refuse it; contents as parts (`with_parts`) for those that show nothing else. Messages are
+normalised (`template.normalise_messages`). Renders nothing.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ def _tool_forms(messages: Objects, tools: Objects | None) -> Iterator[Form]:
     yield with_objects, tools
     yield _with_single_calls(with_objects), tools
     yield _with_arguments(messages, _as_text), tools
+
+
+def with_parts(messages: Sequence[Mapping[str, Any]]) -> Objects:
+    """The messages with a list of one part as the content of each."""
+    return [{**m, "content": [{"type": "text", "text": m["content"]}]} for m in messages]
 
 
 def _plain_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
