@@ -334,6 +334,10 @@ def test_logprobs(plain: Live, text: str) -> None:
     assert bytes(entries[0]["bytes"]) == text[0].encode()
     (message,) = respond(plain, include=include)["output"]
     assert message["content"][0]["logprobs"][0]["top_logprobs"] == []
+    plain.runner.says("é")  # LOG-04: parts of characters can be told apart
+    (message,) = respond(plain, include=include)["output"]
+    tokens = [entry["token"] for entry in message["content"][0]["logprobs"]]
+    assert tokens[:2] == ["bytes:\\xc3", "bytes:\\xa9"]
     assert refused(plain, top_logprobs=10_000)["param"] == "top_logprobs"
 
 

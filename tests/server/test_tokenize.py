@@ -32,6 +32,9 @@ def test_tokens_of_a_prompt(served: Live) -> None:
         }  # fmt: skip
     answer = ok(served.post("/tokenize", prompt="hello", return_token_strs=True))
     assert "".join(answer["token_strs"]) == "hello"
+    answer = ok(served.post("/tokenize", prompt="a😀", return_token_strs=True))  # LOG-04
+    parts = ["bytes:\\xf0", "bytes:\\x9f", "bytes:\\x98", "bytes:\\x80"]
+    assert answer["token_strs"] == ["a", *parts]
     assert ok(served.post("/tokenize", prompt=""))["count"] == 0
 
 

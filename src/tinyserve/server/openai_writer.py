@@ -178,14 +178,10 @@ class OpenAIWriter(ABC):
         }
 
     def token_text(self, token_id: int) -> str:
-        """A token as a string that tells it apart, also where it is part of a character."""
+        """A token as a string that tells it apart."""
         if self._options.tokens_as_ids:
             return f"token_id:{token_id}"
-        data = self._tokenizer.token_bytes(token_id)
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+        return self._tokenizer.token_label(token_id)
 
     def _head(self, kind: str) -> dict[str, Any]:
         identity = self._identity

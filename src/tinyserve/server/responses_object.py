@@ -131,7 +131,7 @@ def logprob_entries(
     """Each token with its logprob and the likeliest at its place; events leave the bytes out."""
 
     def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
-        told: dict[str, Any] = {"token": tokenizer.token_text(token_id), "logprob": logprob}
+        told: dict[str, Any] = {"token": tokenizer.token_label(token_id), "logprob": logprob}
         if with_bytes:
             told["bytes"] = list(tokenizer.token_bytes(token_id))
         return told

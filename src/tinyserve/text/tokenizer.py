@@ -119,6 +119,14 @@ class Tokenizer:
         """One token as text, U+FFFD where it is not whole UTF-8 on its own."""
         return self._pieces.bytes_of(token_id).decode(errors="replace")
 
+    def token_label(self, token_id: int) -> str:
+        """One token as a string that tells it apart, also where it is part of a character."""
+        data = self._pieces.bytes_of(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
     def detokenizer(
         self,
         *,

@@ -71,8 +71,8 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
         body = read_model(TokenizeRequest, await read_body(request, limit))
         service.resolve_model(body.model)
         ids = await _ids(service, body)
-        text_of = service.engine.intake.tokenizer.token_text
-        strings = [text_of(i) for i in ids] if body.return_token_strs else None
+        label = service.engine.intake.tokenizer.token_label
+        strings = [label(i) for i in ids] if body.return_token_strs else None
         return json_response({**_counted(service, ids), "token_strs": strings})
 
     @routes.post("/v1/detokenize", body=DetokenizeRequest)
