@@ -234,6 +234,15 @@ def test_single_calls(served: Live) -> None:
     assert len(message(served, tools=[WEATHER], tool_choice=choice)["content"]) == 1
 
 
+def test_a_call_that_a_stop_sequence_cuts(served: Live) -> None:
+    """TOOL-01."""
+    served.runner.says(CALL)
+    answer = message(served, tools=[WEATHER], stop_sequences=["ri"])
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("stop_sequence", "ri")
+    answer = message(served, tools=[WEATHER], stop_sequences=["</tool_call>"])
+    assert (answer["stop_reason"], answer["stop_sequence"]) == ("tool_use", None)
+
+
 STRICT = {
     "name": "get_weather",
     "input_schema": {

@@ -321,6 +321,13 @@ def test_cut_answers_say_so(served: Live) -> None:
     assert answer["usage"]["output_tokens"] == 2
 
 
+def test_a_call_that_a_stop_string_cuts(served: Live) -> None:
+    """TOOL-01."""
+    served.runner.says(CALL)
+    (call,) = respond(served, tools=[WEATHER], stop=["ri"])["output"]
+    assert (call["type"], call["status"]) == ("function_call", "incomplete")
+
+
 @pytest.mark.parametrize("text", ["well", "\n \nwell"])
 def test_logprobs(plain: Live, text: str) -> None:
     """One for each token, white space that was held back at first included."""

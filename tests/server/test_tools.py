@@ -132,6 +132,30 @@ def test_tool_01_the_finish_reason(
         assert bool(choice["message"].get("tool_calls")) == (max_tokens > 3)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_a_stop_string_cuts_is_none_to_be_run(served: Live, stream: bool) -> None:
+    """TOOL-01: half a call is told as what it is, in every protocol; a whole one is a call."""
+
+    def reason(text: str, **body: Any) -> str:
+        served.runner.says(text)
+        body = {"tools": TOOLS, **body}
+        if stream:
+            (choice,) = accumulate(served.stream(PATH, messages=HELLO, **body))
+        else:
+            choice = ask(served, **body)
+        assert choice["message"]["tool_calls"]
+        return str(choice["finish_reason"])
+
+    assert reason(CALL, stop=["ri"]) == "stop"
+    assert reason(CALL, stop_token_ids=tokenizer().encode("P")) == "stop"
+    assert reason(f"{CALL}\n{CALL.replace('Paris', 'Rome')}", stop=["om"]) == "stop"
+    assert reason(CALL, stop=["</tool_call>"]) == "tool_calls"
+    assert reason(f"{CALL}\nTHE END", stop=["THE END"]) == "tool_calls"
+    one_call = {"parallel_tool_calls": False, "stop": ["om"]}
+    assert reason(f"{CALL}\n{CALL.replace('Paris', 'Rome')}", **one_call) == "tool_calls"
+    assert reason(CALL[:-20]) == "tool_calls"  # the model's own words
+
+
 def test_without_tools_a_call_is_text(served: Live) -> None:
     served.runner.says(CALL)
     for body in ({}, {"tools": TOOLS, "tool_choice": "none"}, {"tools": []}):

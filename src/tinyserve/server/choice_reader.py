@@ -26,13 +26,17 @@ class Piece:
 
 
 class ChoiceReader:
-    """Reads one choice of a chat answer. `reasoning_tokens` counts its thinking so far."""
+    """Reads one choice of a chat answer. `reasoning_tokens` counts its thinking so far.
+
+    `is_call_cut`, once it has ended: a limit or a stop string of the request cut its last call.
+    """
 
     def __init__(self, context: ChatContext) -> None:
         self._parser = context.answer.new_parser()
         tools = context.answer.tools
         self._choice = tools.choice if tools is not None else "auto"
         self._waiting: Delta | None = None
+        self.is_call_cut = False
         self._thinking = _ThinkingCounter(context) if context.answer.reads_thinking else None
 
     @property
@@ -53,16 +57,22 @@ class ChoiceReader:
             self._waiting = held
             return []
         self._waiting = None
+        if delta.finish_reason is not None:
+            self.is_call_cut = self._parser.is_call_cut and not _ended_itself(delta)
         held.finish_reason = self._finish_reason(delta.finish_reason)
         return _spread(parts, held)
 
     def _finish_reason(self, reason: str | None) -> str | None:
         """OpenAI's: "tool_calls" where the model stopped after calls, but "stop" for a call that
-        was asked for by name (TOOL-01).
+        was asked for by name, or that a stop string cut (TOOL-01).
         """
-        if reason == "stop" and self._parser.has_calls and self._choice != "named":
-            return "tool_calls"
-        return reason
+        is_called = self._parser.has_calls and self._choice != "named" and not self.is_call_cut
+        return "tool_calls" if reason == "stop" and is_called else reason
+
+
+def _ended_itself(delta: Delta) -> bool:
+    """Did the model end, rather than the request cut it?"""
+    return delta.finish_reason == "stop" and delta.stop_reason is None
 
 
 class _ThinkingCounter:

@@ -35,7 +35,7 @@ class Step(Enum):
 @dataclass(slots=True)
 class Block:
     """One block. `call_id` and `name` are those of a call; its text is the arguments. `is_cut`: the
-    answer reached its limit inside the block.
+    answer reached its limit inside the block, or a stop string inside a call.
     """
 
     index: int
@@ -64,7 +64,7 @@ class BlockEvent:
 
 @dataclass(slots=True)
 class Ending:
-    """How the choice ended."""
+    """How the choice ended. `has_calls`: with calls, of which none was cut."""
 
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -155,7 +155,8 @@ class BlockReader:
         if not self.blocks and self._space:
             self._grow(Kind.TEXT, self._space, events)
         if self._open is not None:
-            self._open.is_cut = delta.finish_reason == "length"
+            self._open.is_cut = delta.finish_reason == "length" or self._reader.is_call_cut
         self._end(events)
         has_calls = any(block.kind is Kind.CALL for block in self.blocks)
+        has_calls = has_calls and not self._reader.is_call_cut
         self.ending = Ending(delta.finish_reason, delta.stop_reason, has_calls)

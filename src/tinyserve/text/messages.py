@@ -109,6 +109,11 @@ class ToolReader(Protocol):
         """How many calls have begun."""
         ...
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether the text has ended inside the arguments of a call."""
+        ...
+
     def push(self, text: str) -> list[Part]:
         """The parts that became certain."""
         ...
@@ -133,6 +138,11 @@ class MessageParser:
     def has_calls(self) -> bool:
         """Whether a tool call has begun."""
         return self._tools is not None and self._tools.num_calls > 0
+
+    @property
+    def is_call_cut(self) -> bool:
+        """Whether the message has ended inside the arguments of a call."""
+        return self._tools is not None and self._tools.is_cut
 
     @property
     def is_reasoning(self) -> bool:

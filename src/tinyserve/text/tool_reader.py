@@ -7,6 +7,7 @@ no content. Where no call comes of it, the text is shown exactly as it was.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Sequence
 
@@ -44,9 +45,11 @@ class CallReader:
         self._demands_calls = demands_calls
         self._new_id = new_id or form.new_id
         self.num_calls = 0
+        self.is_cut = False
         self.opener = ""
         self._parts: list[Part] = []
         self._pieces: list[str] = []  # arguments that are not yet in a part
+        self._arguments: list[str] = []  # all of the latest call
         # As text: what may become a marker, and white space that is not certain to show.
         self._held = ""
         self._space = ""
@@ -72,6 +75,9 @@ class CallReader:
         """What was held back, at the end of the text."""
         if self._reading is not None:
             self._reading = None
+            self.is_cut = self._has_begun and not (
+                self._is_muted or _is_json("".join(self._arguments))
+            )
             if not (self._has_begun or self._is_between or self._demands_calls):
                 self._show("".join(self._raw))
         if self._held and not self._demands_calls:
@@ -180,11 +186,13 @@ class CallReader:
             raise NotACall
         self._has_begun = True
         self._is_muted = self._max_calls is not None and self.num_calls >= self._max_calls
+        self._arguments.clear()
         if not self._is_muted:
             self._parts.append(ToolCallPart(self.num_calls, "", self._new_id(), name))
             self.num_calls += 1
 
     def arguments(self, piece: str) -> None:
+        self._arguments.append(piece)
         if not self._is_muted:
             self._pieces.append(piece)
 
@@ -206,6 +214,14 @@ class CallReader:
         if self._pieces:
             self._parts.append(ToolCallPart(self.num_calls - 1, "".join(self._pieces)))
             self._pieces.clear()
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def joined(parts: list[Part]) -> list[Part]:
