@@ -203,6 +203,34 @@ def test_a_message_begins_without_a_space_unless_it_goes_on(
     assert llm.generate("so", settings)[0].text == text
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_scored_tokens_join_up_where_a_text_begins_without_a_space(
+    sentencepiece: Live, stream: bool
+) -> None:
+    """LOG-04, LOG-06: what the first token loses in the text is not in its logprobs either."""
+
+    def choices(path: str, **body: Any) -> list[dict[str, Any]]:
+        body |= {"max_tokens": 2, "allowed_token_ids": [SPACED], "ignore_eos": True}
+        if stream:
+            return [chunk["choices"][0] for chunk in sentencepiece.stream(path, **body)]
+        return [ok(sentencepiece.post(path, **body))["choices"][0]]
+
+    text = f"w{SPACED} w{SPACED}"
+    messages = [{"role": "user", "content": "so"}]
+    pieces = choices(CHAT, messages=messages, logprobs=True, top_logprobs=3)
+    entries = [e for piece in pieces if piece["logprobs"] for e in piece["logprobs"]["content"]]
+    assert "".join(entry["token"] for entry in entries) == text
+    assert b"".join(bytes(entry["bytes"]) for entry in entries) == text.encode()
+    first, second = (
+        [top["token"] for top in entry["top_logprobs"] if "w" in top["token"]] for entry in entries
+    )
+    assert not any(token.startswith(" ") for token in first)
+    assert all(token.startswith(" ") for token in second)
+    pieces = choices(PATH, prompt=[1], logprobs=0)
+    tokens = [t for p in pieces if p["logprobs"] for t in p["logprobs"]["tokens"]]
+    assert "".join(tokens) == text
+
+
 def test_a_constraint_counts_the_space_that_an_answer_begins_with(sentencepiece: Live) -> None:
     """What the client reads is what its grammar has allowed, a message's first space too."""
     expected = f" w{SPACED} w{SPACED}"

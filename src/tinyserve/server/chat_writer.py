@@ -84,18 +84,18 @@ class ChatWriter(OpenAIWriter):
     def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
         content = [
             {
-                **self._entry(t.token_id, t.logprob),
-                "top_logprobs": [self._entry(i, p) for i, p in t.top],
+                **self._entry(t.token_id, t.logprob, t.strip),
+                "top_logprobs": [self._entry(i, p, t.strip) for i, p in t.top],
             }
             for t in tokens
         ]
         return {"content": content, "refusal": None}
 
-    def _entry(self, token_id: int, logprob: float | None) -> dict[str, Any]:
+    def _entry(self, token_id: int, logprob: float | None, strip: int) -> dict[str, Any]:
         return {
-            "token": self.token_text(token_id),
+            "token": self.token_text(token_id, strip),
             "logprob": logprob,
-            "bytes": list(self._tokenizer.token_bytes(token_id)),
+            "bytes": list(self._tokenizer.token_bytes(token_id, strip)),
         }
 
 

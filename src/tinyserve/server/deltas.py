@@ -25,13 +25,15 @@ MIN_LOGPROB = -9999.0  # stands for minus infinity, which JSON cannot write
 class ScoredToken:
     """One token with its logprob (None for a prompt's first token) and the likeliest at its place.
 
-    `offset` is where the token's text begins in the choice's text, in characters.
+    `offset` is where the token's text begins in the choice's text, in characters. `strip`: how many
+    spaces a token loses there, since it begins a text.
     """
 
     token_id: int
     logprob: float | None
     top: tuple[tuple[int, float], ...]
     offset: int
+    strip: int = 0
 
 
 @dataclass(slots=True)
@@ -167,11 +169,12 @@ class DeltaMaker:
                 choice.logprobs.append(self._scored(choice, token_id, score))
 
     def _scored(self, choice: _Choice, token_id: int, score: SampledToken | None) -> ScoredToken:
+        strip = choice.offsets.strip
         offset = choice.offsets.next_offset(token_id)
         if score is None:
-            return ScoredToken(token_id, None, (), offset)
+            return ScoredToken(token_id, None, (), offset, strip)
         top = tuple((i, _finite(p)) for i, p in score.top[: self._options.logprobs])
-        return ScoredToken(token_id, _finite(score.logprob), top, offset)
+        return ScoredToken(token_id, _finite(score.logprob), top, offset, strip)
 
     def _emit(self, choice: _Choice, text: str, output: RequestOutput) -> Delta:
         with_logprobs = self._options.logprobs is not None
@@ -196,6 +199,10 @@ class _Offsets:
     def __init__(self, detokenizer: IncrementalDetokenizer) -> None:
         self._detokenizer = detokenizer
         self._length = 0
+
+    @property
+    def strip(self) -> int:
+        return self._detokenizer.strip
 
     def next_offset(self, token_id: int) -> int:
         offset = self._length

@@ -177,11 +177,11 @@ class OpenAIWriter(ABC):
             for i, p, rank in ranked
         }
 
-    def token_text(self, token_id: int) -> str:
+    def token_text(self, token_id: int, strip: int = 0) -> str:
         """A token as a string that tells it apart."""
         if self._options.tokens_as_ids:
             return f"token_id:{token_id}"
-        return self._tokenizer.token_label(token_id)
+        return self._tokenizer.token_label(token_id, strip)
 
     def _head(self, kind: str) -> dict[str, Any]:
         identity = self._identity
@@ -236,7 +236,7 @@ class CompletionWriter(OpenAIWriter):
 
     def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
         return {
-            "tokens": [self.token_text(t.token_id) for t in tokens],
+            "tokens": [self.token_text(t.token_id, t.strip) for t in tokens],
             "token_logprobs": [t.logprob for t in tokens],
             "top_logprobs": [self._top(t) for t in tokens],
             "text_offset": [t.offset for t in tokens],
@@ -247,7 +247,8 @@ class CompletionWriter(OpenAIWriter):
             return None
         top: dict[str, float] = {}
         for i, p in (*token.top, (token.token_id, token.logprob)):
-            top.setdefault(self.token_text(i), p)  # of tokens that read alike, the likeliest
+            text = self.token_text(i, token.strip)
+            top.setdefault(text, p)  # of tokens that read alike, the likeliest
         return top
 
 

@@ -130,13 +130,16 @@ def logprob_entries(
 ) -> list[dict[str, Any]]:
     """Each token with its logprob and the likeliest at its place; events leave the bytes out."""
 
-    def entry(token_id: int, logprob: float | None) -> dict[str, Any]:
-        told: dict[str, Any] = {"token": tokenizer.token_label(token_id), "logprob": logprob}
+    def entry(token_id: int, logprob: float | None, strip: int) -> dict[str, Any]:
+        told: dict[str, Any] = {"token": tokenizer.token_label(token_id, strip), "logprob": logprob}
         if with_bytes:
-            told["bytes"] = list(tokenizer.token_bytes(token_id))
+            told["bytes"] = list(tokenizer.token_bytes(token_id, strip))
         return told
 
     return [
-        {**entry(t.token_id, t.logprob), "top_logprobs": [entry(i, p) for i, p in t.top]}
+        {
+            **entry(t.token_id, t.logprob, t.strip),
+            "top_logprobs": [entry(i, p, t.strip) for i, p in t.top],
+        }
         for t in tokens
     ]

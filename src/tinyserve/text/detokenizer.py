@@ -41,6 +41,11 @@ class IncrementalDetokenizer:
         """While nothing is held back: texts of tokens that `push` would only look up, too."""
         return None if self._pending or self._strip else self._pieces.plain_texts
 
+    @property
+    def strip(self) -> int:
+        """How many spaces the next text loses at its beginning."""
+        return self._strip
+
     def push(self, token_id: int) -> str:
         """The text that this token completes; "" while it ends inside a character."""
         if token_id in self._skipped:

@@ -111,17 +111,21 @@ class Tokenizer:
         strip = self._pieces.strip
         return text[:strip].lstrip(" ") + text[strip:] if strip else text
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """The exact bytes of one token, b"" for an id outside the vocabulary (SAM-11)."""
-        return self._pieces.bytes_of(token_id)
+    def token_bytes(self, token_id: int, strip: int = 0) -> bytes:
+        """The exact bytes of one token, b"" for an id outside the vocabulary (SAM-11).
+
+        `strip`: at the beginning of a text it loses so many leading spaces.
+        """
+        data = self._pieces.bytes_of(token_id)
+        return data[:strip].lstrip(b" ") + data[strip:] if strip else data
 
     def token_text(self, token_id: int) -> str:
         """One token as text, U+FFFD where it is not whole UTF-8 on its own."""
         return self._pieces.bytes_of(token_id).decode(errors="replace")
 
-    def token_label(self, token_id: int) -> str:
-        """One token as a string that tells it apart, also where it is part of a character."""
-        data = self._pieces.bytes_of(token_id)
+    def token_label(self, token_id: int, strip: int = 0) -> str:
+        """`token_bytes` as a string that tells it apart, also where it is part of a character."""
+        data = self.token_bytes(token_id, strip)
         try:
             return data.decode()
         except UnicodeDecodeError:
