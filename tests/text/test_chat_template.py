@@ -223,7 +223,15 @@ EITHER = (
 )
 
 
-@pytest.mark.parametrize("source", [PARTS, FIRST_PART, STRICT_PARTS, EITHER])
+SYSTEM_IN_PARTS = (
+    "{% if messages[0].role == 'system' %}[system]{{ messages[0].content[0]['text'] }}{% endif %}"
+    "{% for m in messages if m.role != 'system' %}[{{ m.role }}]{% if m.content is string %}"
+    "{{ m.content }}{% else %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endif %}"
+    "{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("source", [PARTS, FIRST_PART, STRICT_PARTS, SYSTEM_IN_PARTS, EITHER])
 def test_templates_that_read_only_parts_get_parts(source: str) -> None:
     """CHAT-02: those of models with images, which pass over a text without a word, or refuse it."""
     chat = [system(), user([{"type": "text", "text": "Hi"}]), assistant("Well")]

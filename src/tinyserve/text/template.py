@@ -183,26 +183,28 @@ class ChatTemplate:
         raise first_error
 
     def _reads_parts_alone(self, source: str) -> bool:
-        """Whether the template shows messages only where contents are lists of parts, as those of
-        some models that also see images do. It passes over texts without a word (CHAT-02).
+        """Whether the template shows some messages only where contents are lists of parts, as those
+        of models that also see images do. It passes over texts without a word (CHAT-02).
         """
         wants = self._wants_parts.get(source)
         if wants is None:
-            probe = [{"role": "user", "content": _PROBE}]
-            wants = bool(_NAMES_PARTS.search(source))
-            wants = wants and not self._shows(source, probe)
-            wants = wants and self._shows(source, with_parts(probe))
+            user = {"role": "user", "content": _PROBE}
+            probes = ([{**user, "role": "system"}, user], [user])
+            wants = _NAMES_PARTS.search(source) is not None and any(
+                self._num_shown(source, probe) < self._num_shown(source, with_parts(probe))
+                for probe in probes
+            )
             self._wants_parts[source] = wants
         return wants
 
-    def _shows(self, source: str, probe: Sequence[Mapping[str, Any]]) -> bool:
+    def _num_shown(self, source: str, probe: Sequence[Mapping[str, Any]]) -> int:
         variables = {"messages": probe, "tools": None, "documents": None}
         try:
-            return _PROBE in self._run(
+            return self._run(
                 source, {**self._special_tokens, **variables, "add_generation_prompt": True}
-            )
+            ).count(_PROBE)
         except RequestError:
-            return False
+            return 0
 
     def _run(self, source: str, variables: Mapping[str, Any]) -> str:
         from tinyserve.text import sandbox  # imports jinja2, which start-up does not need
