@@ -231,6 +231,18 @@ def test_scored_tokens_join_up_where_a_text_begins_without_a_space(
     assert "".join(tokens) == text
 
 
+def test_a_bos_on_request_where_the_template_writes_none(sentencepiece: Live) -> None:
+    """CHAT-03, SAM-13: vLLM's field has its effect in every place that knows the prompt."""
+    body = {"messages": [{"role": "user", "content": "so"}]}
+    for path in (f"{CHAT}/render", "/tokenize"):
+        plain = ok(sentencepiece.post(path, **body, add_special_tokens=False))["tokens"]
+        assert ok(sentencepiece.post(path, **body))["tokens"] == plain
+        full = ok(sentencepiece.post(path, **body, add_special_tokens=True))["tokens"]
+        assert full == [1, *plain]
+        answer = ok(sentencepiece.post(CHAT, **body, max_tokens=1, add_special_tokens=True))
+        assert answer["usage"]["prompt_tokens"] == len(full)
+
+
 def test_a_constraint_counts_the_space_that_an_answer_begins_with(sentencepiece: Live) -> None:
     """What the client reads is what its grammar has allowed, a message's first space too."""
     expected = f" w{SPACED} w{SPACED}"

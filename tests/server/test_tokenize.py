@@ -117,7 +117,7 @@ def test_lim_04_what_is_no_token_is_refused(served: Live, tokens: Any, param: st
         ({"messages": "x"}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
-        ({"messages": HELLO, "add_special_tokens": True}, "add_special_tokens"),
+        ({"messages": HELLO, "add_special_tokens": 1}, "add_special_tokens"),
         ({"messages": HELLO, "tools": [5]}, "tools[0]"),
         ({"messages": HELLO, "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs"),
         ({"messages": HELLO, "chat_template": "{{ 1 }}"}, "chat_template"),

@@ -96,10 +96,12 @@ class Intake:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
         template: ChatTemplate | None = None,
+        add_special_tokens: bool = False,
     ) -> list[int]:
         """The ids of a conversation, as the model's chat template writes it. Raises RequestError.
 
-        The template writes every special token itself, so none is added (no second BOS).
+        The template writes every special token itself, so none is added unless asked for, and then
+        no second BOS.
         `template_kwargs` are laid over the operator's. `template` takes the place of the model's.
         """
         text = (template or self.tokenizer.chat_template).render(
@@ -110,7 +112,7 @@ class Intake:
             continue_final_message=continue_final_message,
             template_kwargs={**self.template_kwargs, **(template_kwargs or {})},
         )
-        return self.encode(text, add_special_tokens=False, param="messages")
+        return self.encode(text, add_special_tokens=add_special_tokens, param="messages")
 
     def request(
         self,

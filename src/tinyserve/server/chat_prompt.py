@@ -46,6 +46,7 @@ def encode_chat(engine: Engine, body: ChatRequest) -> list[int]:
         documents=body.documents,
         template_kwargs=kwargs,
         template=template,
+        add_special_tokens=bool(body.add_special_tokens),
     )
 
 

@@ -156,6 +156,7 @@ class ChatRequest(GenerationRequest):
     documents: Annotated[list[dict[str, Any]], FAST] | None = None
     reasoning_effort: str | None = None
     echo: bool | None = None
+    add_special_tokens: bool | None = None  # true: a BOS, where the template writes none
 
     def sampling_fields(self) -> dict[str, Any]:
         fields = super().sampling_fields()

@@ -23,6 +23,7 @@ from tinyserve.text.tokenizer import Tokenizer
 
 _CHAT_FIELDS = (
     "messages",
+    "add_special_tokens",
     "tools",
     "add_generation_prompt",
     "continue_final_message",
@@ -131,11 +132,6 @@ async def _ids(service: Service, body: TokenizeRequest) -> list[int]:
         encode = service.engine.intake.tokenizer.encode
         return await service.off_loop_if(
             len(text), lambda: encode(text, add_special_tokens=special)
-        )
-    if body.add_special_tokens:
-        raise RequestError(
-            "add_special_tokens is for a prompt; a chat template writes its own special tokens",
-            param="add_special_tokens",
         )
     fields = {name: getattr(body, name) for name in _CHAT_FIELDS}
     chat = as_chat_request({k: v for k, v in fields.items() if v is not None})
