@@ -132,6 +132,8 @@ def test_log_01_limits_of_top_logprobs(served: Live) -> None:
         (CHAT, "repeat_penalty", "repetition_penalty"),
         (COMPLETIONS, "n_probs", "logprobs"),
         (CHAT, "min_new_tokens", "min_tokens"),
+        (CHAT, "num_return_sequences", "n"),
+        (CHAT, "n_probs", "logprobs"),
         (RESPONSES, "max_tokens", "max_output_tokens"),
         (RESPONSES, "max_completion_tokens", "max_output_tokens"),
         (RESPONSES, "repeat_penalty", "repetition_penalty"),
@@ -168,6 +170,12 @@ def test_sam_13_a_field_by_another_servers_name(
         ("t_max_predict_ms", 500, -1),
         ("documents", [{"text": "a fact"}], []),
         ("thinking_token_budget", 64, None),
+        ("lora", [{"id": 0, "scale": 1}], []),
+        ("no_repeat_ngram_size", 3, 0),
+        ("smoothing_factor", 0.3, 0),
+        ("repeat_penalty", 1.1, 1.0),
+        ("num_return_sequences", 2, 1),
+        ("n_probs", 5, 0),
     ],
 )
 def test_sam_13_samplers_that_are_not_served_are_refused_unless_they_are_off(

@@ -237,6 +237,7 @@ _UNSERVED: dict[str, Any] = {
     "logits_processors": None, "custom_logit_processor": None, "lora_path": None,
     "lora": None, "lora_request": None, "adapters": None, "adapter_id": None,
     "top_n_sigma": -1, "t_max_predict_ms": -1, "documents": None, "thinking_token_budget": None,
+    "no_repeat_ngram_size": 0, "smoothing_factor": 0, "epsilon_cutoff": 0, "eta_cutoff": 0,
 }  # fmt: skip
 
 # What other APIs and servers call a field of these. A limit that is ignored is worse than none.
@@ -244,8 +245,10 @@ _CALLED_OTHERWISE = {
     "functions": "tools", "function_call": "tool_choice", "stop_sequences": "stop",
     "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens",
     "max_new_tokens": "max_tokens", "n_predict": "max_tokens", "num_predict": "max_tokens",
-    "min_new_tokens": "min_tokens", "repeat_penalty": "repetition_penalty", "n_probs": "logprobs",
+    "min_new_tokens": "min_tokens", "repeat_penalty": "repetition_penalty",
+    "num_return_sequences": "n", "n_probs": "logprobs",
 }  # fmt: skip
+_OFF: dict[str, Any] = {"repeat_penalty": 1, "function_call": "none", "num_return_sequences": 1}
 
 
 def refuse_unserved(extra: Mapping[str, Any]) -> None:
@@ -254,7 +257,7 @@ def refuse_unserved(extra: Mapping[str, Any]) -> None:
         if extra.get(name) and extra[name] != nothing:
             raise RequestError(f"{name} is not supported here", param=name)
     for name, ours in _CALLED_OTHERWISE.items():
-        if extra.get(name):
+        if extra.get(name) and extra[name] != _OFF.get(name):
             raise RequestError(f"{name} is not known here: send {ours} instead", param=name)
     for name, value in extra.items():
         if name.startswith("guided_") and value is not None:  # a constraint, or an option of one
