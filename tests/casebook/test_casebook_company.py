@@ -92,3 +92,35 @@ def test_prompts_of_very_different_lengths(roomy: Live, tight: Live) -> None:
         for n in lengths
     ]  # fmt: skip
     assert ask_all(tight, requests, 8) == ask_all(roomy, requests, 1)
+
+
+def test_scored_texts_of_responses_end_where_the_text_does(roomy: Live, tight: Live) -> None:
+    """SPEC-01, SPEC-08: an end token, or what a stop string cuts off, may come in one step with
+    text or in one of its own; neither is part of the text.
+    """
+    base = {"input": TEXT, "include": ["message.output_text.logprobs"], "max_output_tokens": 40}
+    kinds: list[dict[str, Any]] = [
+        {"structured_outputs": {"regex": "(river, ){3,6}end"}},
+        {"structured_outputs": {"choice": ["a river, a river, a river"]}},
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
+        {"stop": ["e", "in"]},
+        {"stop": ["er "], "include_stop_str_in_output": True},
+    ]
+
+    def ask(served: Live, body: dict[str, Any]) -> Any:
+        (message,) = ok(served.post("/v1/responses", **base, **body))["output"]
+        return message["content"]
+
+    bodies = [{**kind, "seed": seed} for seed in range(3) for kind in kinds]
+    alone = [ask(roomy, body) for body in bodies]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda body: ask(tight, body), bodies))
+    for body, expected, got in zip(bodies, alone, together, strict=True):
+        assert got == expected, body
+        (part,) = expected
+        spelled = [bytes(entry["bytes"]) for entry in part["logprobs"]]
+        whole, without_last = (
+            b"".join(s).decode(errors="replace") for s in (spelled, spelled[:-1])
+        )
+        assert whole.startswith(part["text"]), body
+        assert len(without_last) < max(len(part["text"]), 1), body

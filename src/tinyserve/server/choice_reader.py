@@ -45,6 +45,11 @@ class ChoiceReader:
             return 0
         return self._thinking.count(self._parser.thinking_end, self._parser.is_reasoning)
 
+    @property
+    def thinking_end(self) -> int | None:
+        """How many characters of the answer are thinking, markers included; None until known."""
+        return self._parser.thinking_end
+
     def read(self, delta: Delta) -> list[Piece]:
         """The pieces that became certain."""
         if self._thinking is not None:

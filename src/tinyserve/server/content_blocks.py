@@ -7,6 +7,7 @@ answer alike, so that the two are equal by construction. Knows no JSON.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -83,8 +84,9 @@ class BlockReader:
         self._reader = reader
         self._open: Block | None = None
         self._call_index = -1  # of the open call
-        self._space = ""  # held back until a visible character follows, with its logprobs
-        self._logprobs: list[ScoredToken] = []
+        self._space = ""  # held back until a visible character follows
+        self._length = 0  # of all that was read
+        self._logprobs: list[ScoredToken] = []  # of tokens whose text is held back, or has not come
 
     @property
     def reasoning_tokens(self) -> int:
@@ -94,6 +96,7 @@ class BlockReader:
         """What the deltas change, in order."""
         events: list[BlockEvent] = []
         for delta in deltas:
+            self._length += len(delta.text)
             for piece in self._reader.read(delta):
                 self._take(piece, events)
             if delta.finish_reason is not None:
@@ -102,8 +105,8 @@ class BlockReader:
 
     def _take(self, piece: Piece, events: list[BlockEvent]) -> None:
         part = piece.part
+        self._logprobs += piece.delta.logprobs or ()
         if isinstance(part, TextPart):
-            self._logprobs += piece.delta.logprobs or ()
             self._text(part.text, events)
         elif isinstance(part, ReasoningPart):
             self._grow(Kind.REASONING, part.text, events)
@@ -124,6 +127,7 @@ class BlockReader:
             self._call_index = part.index
         if part.arguments:
             self._grow(Kind.CALL, part.arguments, events)
+        self._logprobs = []
 
     def _grow(self, kind: Kind, text: str, events: list[BlockEvent]) -> None:
         block = self._open
@@ -131,7 +135,7 @@ class BlockReader:
             block = self._begin(Block(len(self.blocks), kind), events)
         logprobs: list[ScoredToken] = []
         if kind is Kind.TEXT:
-            logprobs, self._logprobs, self._space = self._logprobs, [], ""
+            logprobs, self._space = self._scored(), ""
         block.pieces.append(text)
         block.logprobs += logprobs
         events.append(BlockEvent(Step.GROWS, block, text, logprobs))
@@ -139,7 +143,7 @@ class BlockReader:
     def _begin(self, block: Block, events: list[BlockEvent]) -> Block:
         self._end(events)
         if block.kind is not Kind.TEXT:
-            self._space, self._logprobs = "", []
+            self._space = ""
         self._open = block
         self.blocks.append(block)
         events.append(BlockEvent(Step.BEGINS, block))
@@ -150,6 +154,17 @@ class BlockReader:
             self._open.is_open = False
             events.append(BlockEvent(Step.ENDS, self._open))
             self._open = None
+
+    def _scored(self) -> list[ScoredToken]:
+        """The tokens that wait and have text in the answer: where they begin decides, since one
+        delta may hold the end of the thinking, text, and the end token.
+        """
+        if not self._logprobs:
+            return []
+        shown = bisect_left(self._logprobs, self._length, key=lambda token: token.offset)
+        waiting, self._logprobs = self._logprobs[:shown], self._logprobs[shown:]
+        begin = self._reader.thinking_end or 0
+        return [token for token in waiting if token.offset >= begin]
 
     def _finish(self, delta: Delta, events: list[BlockEvent]) -> None:
         if not self.blocks and self._space:

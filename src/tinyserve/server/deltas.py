@@ -82,6 +82,7 @@ class DeltaOptions:
     logprobs: int | None = None  # how many likeliest tokens; None: no logprobs at all
     score_prompt: bool = False  # logprobs begin with the prompt's
     skip_special_tokens: bool = True
+    visible_ids: frozenset[int] = frozenset()  # special tokens that are text all the same
 
 
 @dataclass(slots=True)
@@ -146,6 +147,7 @@ class DeltaMaker:
         if choice is None:
             detokenizer = self._tokenizer.detokenizer(
                 skip_special_tokens=self._options.skip_special_tokens,
+                visible_ids=self._options.visible_ids,
                 keeps_space=part.request.keeps_space and not self._options.score_prompt,
             )
             choice = self._choices[index] = _Choice(index, _Offsets(detokenizer))

@@ -197,7 +197,7 @@ class Service:
             params = self.engine.intake.params(fields, max_tokens=None)
         ids = prompt_ids or await self.encode_chat(body)
         context = chat_context(self.engine, body, ids, self._identity(id_prefix, model), params.n)
-        options = DeltaOptions(logprobs, False, params.skip_special_tokens)
+        options = DeltaOptions(logprobs, False, params.skip_special_tokens, context.visible_ids)
         spec = await self.off_loop_if(prompt_size(body), chat_spec, context)
         with renamed(_own_names(body)):
             return self._prepared(
