@@ -348,6 +348,13 @@ def test_logprobs(plain: Live, text: str) -> None:
     assert refused(plain, top_logprobs=10_000)["param"] == "top_logprobs"
 
 
+def test_logprobs_are_of_the_text_alone(served: Live) -> None:
+    served.runner.says("<think>hm</think>\n\nwell,then")
+    output = respond(served, include=["message.output_text.logprobs"], stop=["then"])["output"]
+    entries = output[-1]["content"][0]["logprobs"]
+    assert "".join(entry["token"] for entry in entries).strip() == "well,"
+
+
 def test_lim_12_truncation_drops_the_oldest_and_says_so(served: Live) -> None:
     """LIM-12: nothing is cut unless the request asks for it, and then the usage tells."""
     served.runner.says("ok")
