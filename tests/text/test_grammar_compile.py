@@ -81,6 +81,14 @@ def refusal(spec: GrammarSpec) -> str:
         (lark('root ::= ("ab"+)*'), ["", "ab", "abab"], ["a", "aba"]),
         (lark('root ::= "<" ((("a")? )* ){2} ([b-c]{2,3} )? ">"'), ["<>", "<aabb>"], ["<b>", "a"]),
         (lark('root ::= "*)*" ([*)]+)? # (x*)*'), ["*)*", "*)*))"], ["", '*)*""']),
+        (
+            lark(
+                'root ::=  # one of\n  start\n  | A-b # "x"\n\n  | a_b "|"\nstart ::= "\\n#"\n'
+                'A-b ::= "A-b" a_b\na_b ::= [\n|] "c" | "d"'
+            ),
+            ["\n#", "A-bd", "A-b\nc", "d|", "|c|"],
+            ["A-bA-b", "A-b", "x", "d"],
+        ),
         (lark('start: "x" %json {"type": "integer"}'), ["x1", "x-20"], ["x", "x1.5"]),
     ],
     ids=lambda value: value.kind if isinstance(value, GrammarSpec) else "",

@@ -75,6 +75,22 @@ def test_other_calls_are_out(form: ToolFormat, call: tuple[str, dict[str, Any]])
 
 
 @every_format
+@pytest.mark.parametrize("strict", [False, True])
+def test_arguments_that_are_not_listed_are_out(form: ToolFormat, strict: bool) -> None:
+    """Small models would repeat the schema there."""
+    schema: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    listed = calls_grammar(form, [Function("f", schema, is_strict=strict)])
+    assert accepts(listed, write_calls(form, [("f", {"a": 1})]))
+    for more in ({"a": 1, "b": 2}, {"type": "object"}, {"properties": {}}):
+        assert not accepts(listed, write_calls(form, [("f", more)]))
+    if form.notation == "json":
+        schema["additionalProperties"] = {"type": "object", "properties": {"x": {}}}
+        opened = calls_grammar(form, [Function("f", schema, is_strict=strict)])
+        assert accepts(opened, write_calls(form, [("f", {"b": {"x": 1}})]))
+        assert not accepts(opened, write_calls(form, [("f", {"b": {"y": 1}})]))
+
+
+@every_format
 def test_the_number_of_calls_is_bounded(form: ToolFormat) -> None:
     call = ("now", {})
     grammar = calls_grammar(form, FUNCTIONS)

@@ -118,7 +118,8 @@ def _as_lark(spec: GrammarSpec) -> str:
     from llguidance.gbnf_to_lark import gbnf_to_lark
 
     try:
-        return str(gbnf_to_lark(_with_nested_repeats(_without_escapes(spec.value))))
+        plain = _with_distinct_names(_with_joined_lines(_without_escapes(spec.value)))
+        return str(gbnf_to_lark(_with_nested_repeats(plain)))
     except RecursionError:
         raise RequestError("the grammar is nested too deeply", param=spec.param) from None
     except Exception as error:  # the converter has an exception of its own, and plain ones
@@ -137,10 +138,32 @@ def _without_escapes(gbnf: str) -> str:
     return re.sub(escape, character, gbnf)
 
 
+_LITERAL = r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]'  # in GBNF: a text, or a class of characters
+
+
+def _with_joined_lines(gbnf: str) -> str:
+    """Alternatives may stand on lines of their own, as xgrammar reads them; comments are gone."""
+    bare = re.sub(rf"({_LITERAL})|#[^\n]*", lambda m: m[1] or "", gbnf)
+    return re.sub(rf"({_LITERAL})|\s*\n\s*\|", lambda m: m[1] or " |", bare)
+
+
+def _with_distinct_names(gbnf: str) -> str:
+    """Rules under names that stay apart in Lark, where one called `start` is the first, case says
+    what is a terminal, and hyphens are underscores.
+    """
+    names: dict[str, str] = {}
+    taken = {"start"}
+    for name in re.findall(rf"{_LITERAL}|([\w-]+)\s*::=", gbnf):
+        folded = name.lower().replace("-", "_")
+        if name and name not in names:
+            names[name] = f"{name}_{len(names)}_" if folded in taken else name
+            taken.add(folded)
+    return re.sub(rf"({_LITERAL})|[\w-]+", lambda m: m[1] or names.get(m[0], m[0]), gbnf)
+
+
 def _with_nested_repeats(gbnf: str) -> str:
     """`("a"?)*` as `("a"? "")*`: the converter would leave the parentheses out."""
-    skipped = r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*'
-    repeat = rf"{skipped}|([*+?}}])(?=\s*\)\s*[*+?{{])"
+    repeat = rf"{_LITERAL}|([*+?}}])(?=\s*\)\s*[*+?{{])"
     return re.sub(repeat, lambda m: f'{m[1]} ""' if m[1] else m[0], gbnf)
 
 

@@ -1,7 +1,7 @@
 """Rules for the arguments of a call, in each notation that formats write them in.
 
 From a rule's name and the schema of the arguments (`text/tool_schema.py`) to rules in llguidance's
-Lark, the named one first. JSON follows the schema to the letter. Where arguments stand one by one,
+Lark, the named one first. JSON follows the schema as it stands. Where arguments stand one by one,
 the declared ones come in the order of the schema, those that are required without fail; of a
 schema that declares none, any may come.
 """

@@ -12,7 +12,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tinyserve.text.grammar_schema import MAPS, VERBATIM, rewritten, with_types, without_idle
+from tinyserve.text.grammar_schema import (
+    MAPS,
+    VERBATIM,
+    rewritten,
+    with_closed_objects,
+    with_types,
+    without_idle,
+)
 
 # OpenAI: a function without parameters takes none.
 NO_PARAMETERS: Mapping[str, Any] = {
@@ -34,9 +41,16 @@ def arguments_schema(
     """What a function's arguments follow, always an object. Raises RecursionError if too deep."""
     schema = NO_PARAMETERS if parameters is None else parameters
     if is_strict:
-        return {**with_types(without_idle(schema)), "x-guidance": STYLE}
-    cleaned: dict[str, Any] = with_types(rewritten(schema, _cleaned))
+        return {**_settled(without_idle(schema)), "x-guidance": STYLE}
+    cleaned = _settled(rewritten(schema, _cleaned))
     return {**cleaned, "type": "object", "x-guidance": {**STYLE, "lenient": True}}
+
+
+def _settled(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As for any other structured output: types are those that the keywords are about, and listed
+    properties are all that there are. Programs fail on arguments that they do not know.
+    """
+    return with_closed_objects(with_types(schema))
 
 
 def _cleaned(schema: Mapping[str, Any]) -> Mapping[str, Any]:
