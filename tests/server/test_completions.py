@@ -383,7 +383,8 @@ def test_chat_12_models(served: Live) -> None:
 def test_served_names_may_hold_slashes() -> None:
     engine = make_engine(server={"served_model_name": ["org/one", "two", "two"]})
     with live(engine) as served:
-        assert ok(served.client.get("/v1/models/org/one"))["id"] == "org/one"
+        for path in ("/v1/models/org/one", "/v1/models/org/one/"):
+            assert ok(served.client.get(path))["id"] == "org/one"
         assert served.complete(model="two", max_tokens=1)["model"] == "two"
         assert served.complete(max_tokens=1)["model"] == "org/one"
 

@@ -441,6 +441,25 @@ def test_request_ids_come_back_on_errors_too_if_they_are_fit(served: Live) -> No
     assert echoed("x" * 129, prompt="x", max_tokens=1) is None
 
 
+def test_request_ids_come_back_from_every_endpoint(served: Live) -> None:
+    """CON-17: those that only count tokens, or tell of the server, too."""
+    headers = {"x-request-id": "abc"}
+    messages = {"messages": [{"role": "user", "content": "x"}]}
+    bodies: dict[str, dict[str, Any]] = {
+        "/tokenize": {"prompt": "x"},
+        "/detokenize": {"tokens": [1]},
+        "/v1/embeddings": {"input": "x"},
+        "/v1/responses/input_tokens": {"input": "x"},
+        "/v1/messages/count_tokens": messages,
+        "/v1/chat/completions/render": messages,
+    }
+    for path, body in bodies.items():
+        response = served.client.post(path, json=body, headers=headers)
+        assert (response.status_code, response.headers["x-request-id"]) == (200, "abc"), path
+    for path in ("/health", "/metrics/", "/v1/models", "/engine/state", "/version", "/nowhere"):
+        assert served.client.get(path, headers=headers).headers["x-request-id"] == "abc", path
+
+
 def test_idle_connections_are_left_to_the_client_to_close(served: Live) -> None:
     """uvicorn's 5 s are also httpx's, of which one in so many requests met a closed connection;
     behind load balancers, which keep them for a minute, they end as 502.

@@ -146,6 +146,8 @@ def test_auth_01_any_of_the_keys_opens_in_either_header(guarded: Live) -> None:
         assert set(error) == {"message", "type", "param", "code"}
         assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
         assert response.headers["www-authenticate"] == "Bearer"
+    asked = guarded.client.get("/v1/models", headers={"x-request-id": "abc"})
+    assert (asked.status_code, asked.headers["x-request-id"]) == (401, "abc")
 
 
 def test_keys_are_compared_in_constant_time_with_every_one(

@@ -33,17 +33,16 @@ async def answer(
 ) -> Response:
     """Run a prepared request. Whatever happens, it is released in the end."""
     group, writer = prepared.group, prepared.writer
-    headers = request_id_header(request)
     if prepared.is_stream:
         _note_arrival(request, group)
         timeout_s, max_held = state.config.request_timeout_s, state.readers.buffer_size
         session = Session(bridge, group, timeout_s=timeout_s, max_held=max_held)
         session.open()
-        return _Raw(EventStream(session, writer, group.deltas, state.readers, headers))
+        return _Raw(
+            EventStream(session, writer, group.deltas, state.readers, request_id_header(request))
+        )
     deltas = await collect(state, bridge, request, group)
-    response = _Whole(await _written(writer, deltas, group.deltas), state.readers)
-    response.raw_headers += headers
-    return response
+    return _Whole(await _written(writer, deltas, group.deltas), state.readers)
 
 
 async def _written(writer: Writer, deltas: list[Delta], maker: DeltaMaker) -> bytes:

@@ -13,10 +13,12 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from starlette.requests import Request
+
 from tinyserve.config import ServerConfig
 from tinyserve.errors import ConfigError, reason_of
 from tinyserve.server.errors import HTTPError, failure
-from tinyserve.server.http import App, basic_password, given_key
+from tinyserve.server.http import App, basic_password, given_key, request_id_header
 from tinyserve.server.messages_errors import in_dialect
 from tinyserve.server.outlet import Scope, Send
 from tinyserve.server.session import Receive
@@ -138,5 +140,7 @@ async def _refuse(
     if scope["type"] == "websocket":  # there is none
         await send({"type": "websocket.close", "code": 1008})
         return
-    headers = [] if challenge is None else [(b"www-authenticate", challenge)]
+    headers = request_id_header(Request(scope))
+    if challenge is not None:
+        headers.append((b"www-authenticate", challenge))
     await send_failure(send, in_dialect(failure(error), scope["path"]), headers)

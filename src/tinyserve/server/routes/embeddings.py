@@ -8,7 +8,7 @@ from starlette.responses import Response
 from tinyserve.server.answer import collect
 from tinyserve.server.embeddings import EmbeddingRequest, embedding_answer, embedding_requests
 from tinyserve.server.endpoints import Endpoints
-from tinyserve.server.http import client_of, read_body, request_id_header
+from tinyserve.server.http import client_of, read_body
 from tinyserve.server.protocol import read_model
 from tinyserve.server.state import ServerState
 
@@ -22,6 +22,4 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
         group = await embedding_requests(service, body, client_of(request, body.user))
         deltas = await collect(state, bridge, request, group)
         text = await embedding_answer(body, model, deltas, group.deltas.usage)
-        response = Response(text, media_type="application/json")
-        response.raw_headers += request_id_header(request)
-        return response
+        return Response(text, media_type="application/json")

@@ -43,6 +43,9 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
     async def model(request: Request) -> Response:
         name = request.path_params["name"]
         service, _ = state.ready()
-        if name not in (*service.names, ALIAS):
+        names = (*service.names, ALIAS)
+        if name not in names:
+            name = name.rstrip("/")  # which other paths pass over, too
+        if name not in names:
             raise UnknownModelError(name)
         return json_response(service.model_object(name))
