@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from helpers.live_server import live, ok
 
 from tinyserve import LLM, TinyServeConfig
@@ -55,6 +56,21 @@ def test_tensors_without_the_prefix_are_found(tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         loaded.tensors.weight(name).dequantize(), source.tensors.weight(name).dequantize()
     )
+
+
+def test_a_head_beside_tensors_without_the_prefix_is_used(tmp_path: Path) -> None:
+    """LOAD-01: it was left out, with a warning, and the embedding used in its place."""
+    source = synthetic_checkpoint(1)
+    folder = write_checkpoint(source, tmp_path / "model", dtype="f32")
+    path = folder / "model.safetensors"
+    tensors = {k.removeprefix("model."): v for k, v in safetensors.numpy.load_file(path).items()}
+    write_safetensors(path, tensors)
+    loaded = load_checkpoint(str(folder))
+    assert not loaded.config.tie_word_embeddings
+    for name in (LM_HEAD, "model.embed_tokens.weight"):
+        np.testing.assert_array_equal(
+            loaded.tensors.weight(name).dequantize(), source.tensors.weight(name).dequantize()
+        )
 
 
 @pytest.mark.parametrize(

@@ -89,10 +89,13 @@ def _read_pooling(folder: Path) -> str | None:
 
 
 def _named_alike(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Embedding models are saved without their head and without the prefix that comes with it."""
+    """Embedding models are saved without their head and without the prefix that comes with it.
+
+    A head has no prefix in either case.
+    """
     if "embed_tokens.weight" not in tensors:
         return tensors
-    return {f"model.{name}": tensor for name, tensor in tensors.items()}
+    return {n if n == LM_HEAD else f"model.{n}": tensor for n, tensor in tensors.items()}
 
 
 def _resolve_head(config: ModelConfig, names: Collection[str], folder: Path) -> ModelConfig:
