@@ -62,6 +62,11 @@ def refusal(spec: GrammarSpec) -> str:
             ["5", '"a"', '{"a": 5}', '{"a": {}}', "{}"],
         ),
         (
+            schema({"type": "string", "minLength": 1.0, "maxLength": 2.0}),
+            ['"a"', '"ab"'],
+            ['""', '"abc"'],
+        ),
+        (
             GrammarSpec("json_object"),
             ["{}", '{"a": [1, {"b": null}], "c": "\\n"}'],
             ["[]", '"a"', "1", "{", '{"a"}', ""],
@@ -179,6 +184,7 @@ def test_ranges_by_escapes(pattern: str) -> None:
     ("idle", "busy"),
     [
         ({"uniqueItems": False}, {"uniqueItems": True}),
+        ({"dependencies": {}}, {"dependencies": {"a": ["b"]}}),
         ({"propertyNames": {"type": "string"}}, {"propertyNames": {"pattern": "x"}}),
         ({"propertyNames": {}}, {"propertyNames": False}),
         ({"dependentRequired": {}}, {"dependentRequired": {"a": ["b"]}}),

@@ -20,12 +20,17 @@ _OF_OBJECTS = frozenset(("properties", "patternProperties", "required"))
 _IDLE: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": ({}, True, {"type": "string"}),
+    "dependencies": ({},),
     "dependentRequired": ({},),
     "dependentSchemas": ({},),
     "unevaluatedProperties": ({}, True),
     "unevaluatedItems": ({}, True),
 }
 
+# JSON schema takes 2.0 for the integer 2, and some serializers write nothing else.
+_COUNTS = frozenset(
+    ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+)
 _ABOUT: dict[str, frozenset[str]] = {
     "object": frozenset(("properties", "patternProperties", "additionalProperties", "required")),
     "array": frozenset(("items", "prefixItems", "minItems", "maxItems")),
@@ -59,12 +64,25 @@ def rewritten(
 
 
 def without_idle(schema: Any) -> Any:
-    """The schema without keywords that ask for nothing. May raise RecursionError."""
-    return rewritten(schema, lambda s: {k: v for k, v in s.items() if not _is_idle(k, v)})
+    """The schema without keywords that ask for nothing, and with integers for counts.
+
+    May raise RecursionError.
+    """
+
+    def rewrite(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        kept = {k: v for k, v in schema.items() if not _is_idle(k, v)}
+        whole = {k: int(v) for k, v in kept.items() if k in _COUNTS and _is_whole_float(v)}
+        return {**kept, **whole}
+
+    return rewritten(schema, rewrite)
 
 
 def _is_idle(key: str, value: Any) -> bool:
     return any(type(value) is type(idle) and value == idle for idle in _IDLE.get(key, ()))
+
+
+def _is_whole_float(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer()
 
 
 def with_types(schema: Any) -> Any:
