@@ -102,6 +102,28 @@ def test_the_number_of_calls_is_bounded(form: ToolFormat) -> None:
     assert not accepts(single, write_calls(form, [call, call]))
 
 
+@every_format
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_arguments_that_nobody_declared_are_out(form: ToolFormat, is_strict: bool) -> None:
+    """As generators write schemas: without a word on further properties."""
+    schema = {key: value for key, value in CITY.items() if key != "additionalProperties"}
+    grammar = calls_grammar(form, [Function("f", schema, is_strict)])
+    assert accepts(grammar, write_calls(form, [("f", {"city": "Paris", "days": 3})]))
+    assert not accepts(grammar, write_calls(form, [("f", {"city": "Paris", "title": "City"})]))
+
+
+@pytest.mark.parametrize("form", IN_JSON, ids=lambda f: f.name)
+def test_objects_among_the_arguments_are_closed_alike(form: ToolFormat) -> None:
+    inner = {"type": "object", "properties": {"day": {"$ref": "#/$defs/Day"}}}
+    schema = {**inner, "$defs": {"Day": {"properties": {"rain": {"type": "boolean"}}}}}
+    grammar = calls_grammar(form, [Function("f", schema)])
+    assert accepts(grammar, write_calls(form, [("f", {"day": {"rain": True}})]))
+    more = [("f", {"day": {"rain": True, "sun": 1}})]
+    assert not accepts(grammar, write_calls(form, more))
+    grammar = calls_grammar(form, [Function("f", {**schema, "additionalProperties": True})])
+    assert accepts(grammar, write_calls(form, [("f", {"sun": 1})]))
+
+
 def test_special_tokens_are_named_by_id() -> None:
     ids = {"[TOOL_CALLS]": 9, "[ARGS]": 32}
     grammar = calls_grammar(MISTRAL_ARGS, FUNCTIONS, special_id=ids.get)

@@ -4,6 +4,8 @@ Generators of tools write all sorts of schemas, and models do well enough with a
 prompt. Where a call is demanded, a grammar has to understand them, so keywords that are malformed
 (null, a wrong type, an unknown type name) or that no grammar can follow (lookarounds, remote
 references) are left out, and the rest holds. A function with `strict: true` is taken at its word.
+Either way objects are closed as those of an answer's schema are, or small models add arguments
+until their tokens are used up.
 """
 
 from __future__ import annotations
