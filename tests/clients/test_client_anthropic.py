@@ -86,6 +86,33 @@ def test_tools(served: Live, client: Any, weather_call: str) -> None:
     assert answer.content[0].text == "two dry days"
 
 
+def test_tool_runner(served: Live, client: Any, weather_call: str) -> None:
+    """It asks for a thread that the server keeps, and does without one when it is told to."""
+    import anthropic
+
+    if not hasattr(client.beta.messages, "tool_runner"):
+        pytest.skip("this client has no tool runner")
+    asked: list[tuple[str, int]] = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str, days: int) -> str:
+        """The weather of some days in a city."""
+        asked.append((city, days))
+        served.runner.says("two dry days")
+        return "dry"
+
+    served.runner.says(weather_call)
+    runner = client.beta.messages.tool_runner(
+        model="tinyserve", max_tokens=200, tools=[get_weather], messages=HELLO
+    )
+    first, last = list(runner)
+    assert asked == [("Paris", 2)]
+    assert last.content[0].text == "two dry days"
+    used = [message.usage for message in (first, last)]
+    length = [usage.input_tokens + (usage.cache_read_input_tokens or 0) for usage in used]
+    assert length[1] > length[0] + used[0].output_tokens  # the second turn came with the first
+
+
 def test_count_tokens(served: Live, client: Any) -> None:
     served.runner.says("well")
     counted = client.messages.count_tokens(model="tinyserve", messages=HELLO)

@@ -450,6 +450,21 @@ def test_lim_05_what_is_wrong_is_named(served: Live, body: dict[str, Any], path:
 
 @pytest.mark.parametrize("path", [PATH, f"{PATH}/count_tokens"])
 @pytest.mark.parametrize(
+    "thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}]
+)
+def test_threads_are_refused_from_their_first_turn(
+    served: Live, path: str, thread: dict[str, Any]
+) -> None:
+    """A thread that seems to begin loses its history: later turns come without it."""
+    response = served.post(path, messages=HELLO, max_tokens=5, thread=thread)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["message"].startswith("thread: ")
+    assert error["details"] == {"error_code": "thread_unsupported_request"}
+
+
+@pytest.mark.parametrize("path", [PATH, f"{PATH}/count_tokens"])
+@pytest.mark.parametrize(
     "body",
     [
         b"[]", b"5", b"{:", b"", b"{}",

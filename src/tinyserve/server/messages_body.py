@@ -43,6 +43,7 @@ class CountRequest(BaseModel):
     thinking: dict[str, Any] | None = None
     output_config: dict[str, Any] | None = None
     output_format: dict[str, Any] | None = None  # what output_config.format was called in the beta
+    thread: dict[str, Any] | None = None
 
 
 class MessagesRequest(CountRequest, Extensions):
@@ -91,6 +92,19 @@ def check(body: MessagesRequest) -> None:
     if body.stop is not None and body.stop_sequences is not None:
         raise RequestError("stop: send either stop_sequences or stop", param="stop")
     refuse_unshown(body, "logprobs", "top_logprobs")
+
+
+def refuse_threads(body: CountRequest) -> None:
+    """Raise RequestError where the server is to keep the conversation: the turns that follow would
+    come without it. By this code the client's tool runner knows that it has to send all of it.
+    """
+    if body.thread is not None:
+        raise RequestError(
+            "thread: this server keeps nothing between requests; send the whole conversation in "
+            "`messages`",
+            param="thread",
+            code="thread_unsupported_request",
+        )
 
 
 def read_tools(value: Iterable[Any] | None) -> tuple[list[dict[str, Any]], set[str]]:

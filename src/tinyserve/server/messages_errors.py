@@ -18,6 +18,7 @@ _KINDS = {
     429: "rate_limit_error",
     503: "overloaded_error",
 }
+_CODES = ("thread_unsupported_request",)  # of this API, which its clients act on
 
 
 def error_body(told: HTTPFailure) -> dict[str, Any]:
@@ -31,7 +32,10 @@ def error_body(told: HTTPFailure) -> dict[str, Any]:
     message, param = error["message"], error.get("param")
     if param and param not in message:
         message = f"{param}: {message}"
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    body = {"type": kind, "message": message}
+    if error.get("code") in _CODES:
+        body["details"] = {"error_code": error["code"]}
+    return {"type": "error", "error": body}
 
 
 def in_dialect(told: HTTPFailure, path: str) -> HTTPFailure:

@@ -84,6 +84,7 @@ async def _prepared(service: Service, body: MessagesRequest, client: str) -> Pre
 
 def _fields(service: Service, body: CountRequest) -> dict[str, Any]:
     """The fields of the chat request that decide the prompt."""
+    messages_body.refuse_threads(body)
     conversation, is_open = read_conversation(body.system, body.messages)
     fields: dict[str, Any] = {"messages": conversation}
     if body.model is not None:
