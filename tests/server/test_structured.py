@@ -237,6 +237,19 @@ def test_gd_11_what_is_wrong_or_twice_is_refused_by_name(
     assert refused(served, COMPLETIONS, **body)["param"] == param
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        # guidance's client of vLLM sends both, for its older and newer versions.
+        {"structured_outputs": {"grammar": LARK}, "guided_grammar": LARK},
+        {"guided_regex": "x[0-9]y", "regex": "x[0-9]y"},
+    ],
+)
+def test_gd_11_one_constraint_under_two_names_is_one(served: Live, body: dict[str, Any]) -> None:
+    for path in (CHAT, COMPLETIONS):
+        assert all(re.fullmatch("x[0-9]y", text) for text in texts(served, path, **body))
+
+
 def test_gd_05_hard_ones_are_answered_at_once(served: Live) -> None:
     for body in (
         {"guided_regex": "(a|aa)+$"},

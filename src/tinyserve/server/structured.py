@@ -37,8 +37,11 @@ _FIELDS = {
 
 
 def spec_of(body: GenerationRequest) -> GrammarSpec | None:
-    """The one constraint of a request, None where it has none. Raises RequestError."""
-    found = list(_specs(body))
+    """The one constraint of a request, None where it has none. Raises RequestError.
+
+    Clients of several servers say the same under old and new names; that is one.
+    """
+    found = list(dict.fromkeys(_specs(body)))
     if len(found) > 1:
         names = " and ".join(dict.fromkeys(str(spec.param) for spec in found))
         raise RequestError(f"{names} exclude each other: send one constraint", param=found[1].param)
