@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -244,6 +245,28 @@ def test_a_custom_tool_is_called_with_free_text(served: Live) -> None:
     assert done["input"] == "".join(pieces) == item["input"]
     output = {"type": "custom_tool_call_output", "call_id": item["call_id"], "output": "done"}
     respond(served, [{"role": "user", "content": "hello"}, item, output], tools=[tool])
+
+
+def test_a_custom_tool_says_what_its_text_is(plain: Live, served: Live) -> None:
+    """A demanded call keeps to a regular expression; the model is told of any grammar."""
+
+    def tool(syntax: str, definition: str) -> dict[str, Any]:
+        form = {"type": "grammar", "syntax": syntax, "definition": definition}
+        return {"type": "custom", "name": "run", "format": form}
+
+    expression = '[a-c]{3}|"x/y"\\\\d'
+    demanded = {"tool_choice": "required", "parallel_tool_calls": False}
+    (item,) = respond(plain, tools=[tool("regex", expression)], **demanded)["output"]
+    assert re.fullmatch(expression, item["input"])
+    lark = 'start: "begin" /[a-z]+/'
+    said = json.dumps({"name": "run", "arguments": {"input": "begin"}})
+    served.runner.says(f"<tool_call>\n{said}\n</tool_call>")
+    told = respond(served, tools=[tool("lark", lark)])["usage"]["input_tokens"]
+    assert (
+        told > respond(served, tools=[{"type": "custom", "name": "run"}])["usage"]["input_tokens"]
+    )
+    error = refused(served, tools=[tool("gbnf", lark)])
+    assert error["param"] == "tools[0].format.syntax"
 
 
 def test_tools_of_a_namespace_come_back_with_it(served: Live) -> None:

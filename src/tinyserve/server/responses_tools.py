@@ -119,7 +119,7 @@ def _offer(node: Node, namespace: str, tools: ToolSet) -> None:
     if offered in tools.origins:
         raise node.get("name").fault(f"there are two tools named {offered[:64]!r}")
     tools.origins[offered] = Origin(name, namespace, is_custom)
-    parameters = _free_text() if is_custom else _parameters(node.get("parameters"))
+    parameters = _free_text(node) if is_custom else _parameters(node.get("parameters"))
     tools.functions.append(function_tool(node, offered, parameters))
 
 
@@ -127,10 +127,22 @@ def _parameters(node: Node) -> Mapping[str, Any]:
     return {"type": "object", "properties": {}} if node.value is None else node.object()
 
 
-def _free_text() -> dict[str, Any]:
+def _free_text(node: Node) -> dict[str, Any]:
+    """One string. Where the tool wants it to follow a grammar, the model is told; a regular
+    expression can also be held to, since JSON schema has such a keyword.
+    """
+    text: dict[str, Any] = {"type": "string", "description": "The text that the tool takes."}
+    form = node.get("format")
+    if form.value is not None and form.get("type").one_of(("text", "grammar")) == "grammar":
+        syntax = form.get("syntax").one_of(("lark", "regex"))
+        definition = form.get("definition").text()
+        if syntax == "regex":
+            text["pattern"] = f"^(?:{definition})$"
+        else:
+            text["description"] += f" It follows this Lark grammar:\n{definition}"
     return {
         "type": "object",
-        "properties": {INPUT: {"type": "string", "description": "The text that the tool takes."}},
+        "properties": {INPUT: text},
         "required": [INPUT],
         "additionalProperties": False,
     }
