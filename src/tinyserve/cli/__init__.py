@@ -1,7 +1,7 @@
 """The command line: `tinyserve serve | generate | chat | doctor`.
 
-Options come from the declared settings (`config.py`); see `options`. A user's mistake is one line on
-stderr and exit code 2, never a traceback.
+Options come from the declared settings (`config.py`); see `options`. A user's mistake is one line
+on stderr and exit code 2, never a traceback.
 """
 
 from __future__ import annotations

@@ -25,7 +25,6 @@ from tinyserve.server.chat_writer import ChatWriter
 from tinyserve.server.deltas import DeltaMaker, DeltaOptions, PromptPart
 from tinyserve.server.extensions import Extensions
 from tinyserve.server.json_node import renamed
-from tinyserve.server.truncation import truncated
 from tinyserve.server.limits import (
     check_chat,
     check_completion,
@@ -38,6 +37,7 @@ from tinyserve.server.protocol import ChatRequest, CompletionRequest, Generation
 from tinyserve.server.said_once import SaidOnce
 from tinyserve.server.session import Group
 from tinyserve.server.structured import chat_spec, compiled, size_of, spec_of
+from tinyserve.server.truncation import truncated
 from tinyserve.server.writer import Identity, Writer
 from tinyserve.text.grammar import Grammar
 from tinyserve.text.grammar_spec import GrammarSpec
@@ -197,7 +197,9 @@ class Service:
             params = self.engine.intake.params(fields, max_tokens=None)
         ids = prompt_ids or await self.encode_chat(body)
         context = chat_context(self.engine, body, ids, self._identity(id_prefix, model), params.n)
-        options = DeltaOptions(logprobs, False, params.skip_special_tokens, context.visible_ids)
+        options = DeltaOptions(
+            logprobs, False, params.skip_special_tokens, context.answer.visible_ids
+        )
         spec = await self.off_loop_if(prompt_size(body), chat_spec, context)
         with renamed(_own_names(body)):
             return self._prepared(
