@@ -238,15 +238,22 @@ _UNSERVED: dict[str, Any] = {
     "lora": None, "lora_request": None, "adapters": None, "adapter_id": None,
     "top_n_sigma": -1, "t_max_predict_ms": -1, "documents": None, "thinking_token_budget": None,
     "no_repeat_ngram_size": 0, "smoothing_factor": 0, "epsilon_cutoff": 0, "eta_cutoff": 0,
+    "penalty_alpha": 0, "mirostat_mode": 0, "guidance_scale": 1, "cfg_scale": 1,
+    "negative_prompt": None,
 }  # fmt: skip
 
-# What other APIs and servers call a field of these. A limit that is ignored is worse than none.
+# What other APIs and servers call a field of these. A limit, a constraint or an instruction that is
+# ignored is worse than none.
 _CALLED_OTHERWISE = {
     "functions": "tools", "function_call": "tool_choice", "stop_sequences": "stop",
     "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens",
     "max_new_tokens": "max_tokens", "n_predict": "max_tokens", "num_predict": "max_tokens",
-    "min_new_tokens": "min_tokens", "repeat_penalty": "repetition_penalty",
-    "num_return_sequences": "n", "n_probs": "logprobs",
+    "max_tokens_to_sample": "max_tokens", "min_new_tokens": "min_tokens",
+    "repeat_penalty": "repetition_penalty", "num_return_sequences": "n", "n_probs": "logprobs",
+    "stop_strings": "stop", "stopping_strings": "stop", "ban_eos_token": "ignore_eos",
+    "text": "response_format", "output_format": "response_format", "format": "response_format",
+    "response_schema": "response_format", "regex_pattern": "regex", "grammar_string": "grammar",
+    "system": "a system message", "instructions": "a system message",
 }  # fmt: skip
 _OFF: dict[str, Any] = {"repeat_penalty": 1, "function_call": "none", "num_return_sequences": 1}
 
