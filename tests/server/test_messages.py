@@ -218,6 +218,23 @@ def test_a_turn_with_tools_may_be_sent_back_as_it_came(served: Live) -> None:
     assert count(served, history, tools=[WEATHER]) == expected
 
 
+def test_blocks_of_hosted_tools_are_left_out(served: Live) -> None:
+    """As a conversation begun at another server holds them."""
+    hosted = [
+        {"type": "mcp_tool_use", "id": "m", "name": "x", "server_name": "s", "input": {}},
+        {"type": "mcp_tool_result", "tool_use_id": "m", "content": []},
+        {"type": "mcp_tool_listing", "server_name": "s", "tools": []},
+        {"type": "advisor_tool_result", "tool_use_id": "a", "content": {}},
+        {"type": "fallback", "from": {"model": "a"}, "to": {"model": "b"}},
+    ]
+    said = {"type": "text", "text": "well"}
+
+    def tokens(*blocks: dict[str, Any]) -> int:
+        return count(served, [*HELLO, {"role": "assistant", "content": list(blocks)}, *HELLO])
+
+    assert tokens(*hosted, said) == tokens(said)
+
+
 def test_tool_choice_none_shows_no_tools(served: Live) -> None:
     served.runner.says(CALL)
     choice = {"type": "none"}

@@ -22,8 +22,9 @@ _BILLING = "x-anthropic-billing-header:"
 # Blocks of hosted tools, which a history may hold, and thinking that another server has encrypted.
 LEFT_OUT = frozenset(
     (
-        "bash_code_execution_tool_result", "code_execution_tool_result", "compaction",
-        "container_upload", "redacted_thinking", "server_tool_use",
+        "advisor_tool_result", "bash_code_execution_tool_result", "code_execution_tool_result",
+        "compaction", "container_upload", "fallback", "mcp_tool_listing", "mcp_tool_result",
+        "mcp_tool_use", "redacted_thinking", "server_tool_use",
         "text_editor_code_execution_tool_result", "tool_search_tool_result",
         "web_fetch_tool_result", "web_search_tool_result",
     )
