@@ -166,7 +166,47 @@ def test_drafts_in_a_tiny_pool(num_swap_blocks: int) -> None:
     for request_id, (prompt, options) in requests.items():
         tokens = [choice.token_ids for choice in engine.results[request_id]]
         assert tokens == generate_alone(prompt, temperature=1.0, **options)
+    drafts = [c.num_drafts for plan in engine.runner.plans for c in plan.chunks if c.num_drafts]
+    stats = engine.core.stats()
+    assert (stats.num_drafts, stats.num_draft_tokens) == (len(drafts), sum(drafts))
     engine.assert_empty()
+
+
+def test_the_last_token_of_a_prompt_gets_no_drafts() -> None:
+    """It is one token short of done, as a decode is, but nothing was drawn from it yet."""
+    engine = FakeEngine(proposer=oracle(max_tokens=8), max_num_batched_tokens=12, max_num_seqs=8)
+    engine.add([6] * 11, max_tokens=20, ignore_eos=True)
+    engine.step()
+    request_id = engine.add(PROMPT * 2 + PROMPT[:2], n=2, max_tokens=8)
+    engine.step()
+    assert [chunk.num_logits for chunk in engine.last_plan.chunks][-1] == 0
+    engine.run()
+    alone = generate_alone(PROMPT * 2 + PROMPT[:2], n=2, max_tokens=8)
+    assert [choice.token_ids for choice in engine.results[request_id]] == alone
+
+
+def test_the_controller_is_told_how_many_decodes_there_are() -> None:
+    asked = []
+
+    class Recorder:
+        def choose(self, limits: Sequence[tuple[int, int]], num_rows: int) -> list[int]:
+            asked.append(([most for _, most in limits], num_rows))
+            return [0] * len(limits)
+
+        def learn(self, *step: object) -> None: ...
+
+        def forget(self, seq_id: int) -> None: ...
+
+    engine = FakeEngine(proposer=Drafts(lambda known: [1] * 4), controller=Recorder())
+    for length in (3, 9):
+        engine.add([length], max_tokens=length)
+    engine.step()
+    engine.step()
+    assert asked[-1] == ([1, 4], 2)  # no more drafts than tokens may follow, less the bonus
+    engine.step()
+    assert asked[-1] == ([4], 2)
+    engine.step()
+    assert asked[-1] == ([4], 1)
 
 
 def test_every_sequence_is_forgotten_once_it_has_ended() -> None:

@@ -193,6 +193,28 @@ def test_shared_blocks_are_matched_again_and_the_rest_is_restored() -> None:
     model.step_end()
 
 
+def test_blocks_that_move_are_counted() -> None:
+    model = KVModel(num_swap_blocks=6, caching=False)
+    owners = [model.compute([i] * 6) for i in range(2)]
+    for owner in owners:
+        owner.tokens.append(9)
+        assert model.swap_out(owner)
+    model.step_end()
+    for owner in owners:
+        assert model.open(owner)
+        assert model.write(owner)
+    model.step_end()
+    for owner in owners:
+        child = model.fork(owner)
+        owner.tokens.append(8)
+        assert model.write(child)
+        assert model.write(owner)
+        model.step_end()
+    counters = model.kv.counters
+    assert (counters.swapped_out_blocks, counters.swapped_in_blocks) == (4, 4)
+    assert counters.cow_copies == 2
+
+
 def test_a_full_arena_refuses_and_changes_nothing() -> None:
     model = KVModel(num_swap_blocks=1)
     owner = model.compute([1] * 6)

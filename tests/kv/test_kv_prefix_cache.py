@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import pytest
 from helpers.kv_model import KVModel, snapshot
 
 from tinyserve.kv.block_table import BlockTable
-from tinyserve.kv.prefix_cache import cache_namespace
+from tinyserve.kv.prefix_cache import PrefixCache, cache_namespace
 
 PROMPT = list(range(12))  # three blocks of four
 
@@ -215,3 +215,59 @@ def test_disabled_cache_finds_nothing() -> None:
     assert model.owners[0].num_computed == 0
     model.free(model.owners[0])
     assert model.kv.num_free == model.num_blocks
+
+
+def test_branches_of_a_fork_are_found_each_under_its_own_tokens() -> None:
+    model = KVModel()
+    parent = model.compute([*PROMPT[:8], 20])
+    child = model.fork(parent)
+    parent.tokens += [21, 22, 23, 24]
+    child.tokens += [31, 32, 33, 34]
+    for owner in (parent, child):
+        assert model.write(owner)
+        model.step_end()
+    for owner in (parent, child):
+        assert hits(model, owner.tokens) == 12
+
+
+def _forget_prefix(cache: PrefixCache) -> None:
+    del cache._by_key[cache._by_block.pop(next(reversed(cache._parked))).key]
+
+
+def _key_of_another(cache: PrefixCache) -> None:
+    key, entry = cache._by_key.popitem()
+    cache._by_key[hash((key, 1))] = entry
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda cache: cache.unpark(next(iter(cache._parked))),
+        lambda cache: cache._parked.move_to_end(next(iter(cache._parked))),
+        lambda cache: cache._by_key.popitem(),
+        _forget_prefix,
+        _key_of_another,
+    ],
+    ids=["lost", "prefix-first", "no-key", "no-prefix", "other-key"],
+)
+def test_check_notices_damage(damage: Callable[[PrefixCache], object]) -> None:
+    model = KVModel()
+    model.free(model.compute([*PROMPT, 99]))
+    damage(model.kv._cache)
+    with pytest.raises(AssertionError):
+        model.kv._cache.check(lambda block: False)
+    with pytest.raises(AssertionError):
+        model.kv.check()
+
+
+def test_check_notices_a_prefix_without_an_owner() -> None:
+    """Whoever owns a block owns its prefix."""
+    model = KVModel()
+    owner = model.compute([*PROMPT, 99])
+    first, second = owner.table.blocks[:2]
+    model.kv._cache.park(first)
+    with pytest.raises(AssertionError, match="its prefix is not"):
+        model.kv._cache.check(lambda block: block != first)
+    model.kv._cache.park(second)
+    with pytest.raises(AssertionError, match="a prefix goes before a leaf"):
+        model.kv._cache.check(lambda block: block not in (first, second))

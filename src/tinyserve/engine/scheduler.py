@@ -25,7 +25,7 @@ from dataclasses import dataclass
 
 from tinyserve.config import SchedulerConfig
 from tinyserve.engine.plan import Chunk, StepPlan
-from tinyserve.engine.policies import Policy, make_policy
+from tinyserve.engine.policies import make_policy
 from tinyserve.engine.sequence import Sequence, Status
 from tinyserve.engine.step_drafts import step_drafts
 from tinyserve.engine.work import Step
@@ -54,16 +54,11 @@ class Scheduler:
     """Plans steps over sequences; `add`, `remove`, `fork`, `schedule`."""
 
     def __init__(
-        self,
-        config: SchedulerConfig,
-        kv: KVManager,
-        *,
-        policy: Policy | None = None,
-        drafter: Drafter | None = None,
+        self, config: SchedulerConfig, kv: KVManager, *, drafter: Drafter | None = None
     ) -> None:
         self._config = config
         self._kv = kv
-        self._policy = policy or make_policy(config.policy, config.max_num_seqs)
+        self._policy = make_policy(config.policy, config.max_num_seqs)
         self._drafter = drafter
         self._running: list[Sequence] = []  # oldest first
         self._preempted: list[Sequence] = []  # oldest first: swapped out, or dropped

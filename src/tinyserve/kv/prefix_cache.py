@@ -134,9 +134,7 @@ class PrefixCache:
     def evict(self) -> int:
         """Forget the least recently used leaf and return its block, which now holds nothing."""
         block, _ = self._parked.popitem(last=False)
-        entry = self._by_block.pop(block)
-        if self._by_key.get(entry.key) is entry:  # drop a mapping only if it is still this block's
-            del self._by_key[entry.key]
+        del self._by_key[self._by_block.pop(block).key]
         return block
 
     def check(self, is_owned: Callable[[int], bool]) -> None:
