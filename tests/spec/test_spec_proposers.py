@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from spec_sequences import drafts, text_of
 
 from tinyserve.spec.automaton import ROOT, SuffixAutomaton
+from tinyserve.spec.drafter import Drafter, Outcome
 from tinyserve.spec.ngram import NgramIndex, NgramProposer
 from tinyserve.spec.oracle import OracleProposer, RandomProposer
 from tinyserve.spec.suffix import PastOutputs, SuffixProposer
@@ -250,3 +251,31 @@ def test_oracle_and_random() -> None:
     lengths = {len(drafts(blind, text_of(range(n)), 4)) for n in range(50)}
     assert lengths == {0, 1, 2, 3, 4}
     assert all(0 <= token < 10 for n in range(20) for token in drafts(blind, text_of(range(n))))
+
+
+def test_the_drafter_tells_the_controller_what_a_step_gave() -> None:
+    told: list[Any] = []
+
+    class Recorder:
+        def choose(self, limits: Sequence[tuple[int, int]], num_rows: int) -> list[int]:
+            assert (limits, num_rows) == ([(1, 4), (2, 4)], 2)
+            return [2, 0]
+
+        def learn(self, *step: Any) -> None:
+            told.append(step)
+
+        def forget(self, seq_id: int) -> None: ...
+
+    clock = iter([1.0, 1.5])
+    drafter = Drafter(NgramProposer(4), Recorder(), clock=lambda: next(clock))
+    wanted = [(text_of([1, 2, 3, 1, 2], seq_id), 4) for seq_id in (1, 2)]
+    ((index, draft),) = drafter.propose(wanted, 2)
+    assert (index, draft.token_ids) == (0, [3, 1])
+    drafter.record(1, 2, 1)
+    drafter.record(2, 0, 0)
+    drafter.learn(4, 0.25)
+    drafter.record(1, 0, 0)
+    drafter.learn(9, 0.25)  # a prompt shared the step: its time says nothing
+    drafter.learn(9, 0.25)  # nothing but a prompt
+    assert told == [(0.25, 0.5, 2, [Outcome(1, 2, 1)]), (None, 0.0, 1, [])]
+    assert drafter.num_accepted == [1, 0, 0, 0]
