@@ -279,3 +279,20 @@ def test_the_drafter_tells_the_controller_what_a_step_gave() -> None:
     drafter.learn(9, 0.25)  # nothing but a prompt
     assert told == [(0.25, 0.5, 2, [Outcome(1, 2, 1)]), (None, 0.0, 1, [])]
     assert drafter.num_accepted == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("came", "trust"),
+    [([1, 2, 3], 1.0), ([1, 2, 7], 0.9), ([1], 1.0), ([7, 2, 3], 0.7), ([7], 0.7)],
+)
+def test_each_source_is_judged_by_what_came(came: list[int], trust: float) -> None:
+    """Up to its first wrong token, and once, whether or not its draft was taken."""
+    proposer = SuffixProposer(4)
+    drafts(proposer, text_of([4, 5, 6]))
+    reader = proposer._readers[0]
+    for source in (reader.own, reader.past):
+        source.draft, source.begin = [1, 2, 3], 3
+    for _ in range(2):
+        drafts(proposer, text_of([4, 5, 6, *came]))
+        assert reader.own.trust == pytest.approx(trust)
+        assert reader.past.trust == pytest.approx(trust)
