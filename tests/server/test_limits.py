@@ -182,7 +182,6 @@ def test_sam_13_a_field_by_another_servers_name(
         ("documents", [{"text": "a fact"}], []),
         ("thinking_token_budget", 64, None),
         ("lora", [{"id": 0, "scale": 1}], []),
-        ("no_repeat_ngram_size", 3, 0),
         ("smoothing_factor", 0.3, 0),
         ("repeat_penalty", 1.1, 1.0),
         ("num_return_sequences", 2, 1),
