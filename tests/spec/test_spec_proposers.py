@@ -283,7 +283,7 @@ def test_the_drafter_tells_the_controller_what_a_step_gave() -> None:
 
 @pytest.mark.parametrize(
     ("came", "trust"),
-    [([1, 2, 3], 1.0), ([1, 2, 7], 0.9), ([1], 1.0), ([7, 2, 3], 0.7), ([7], 0.7)],
+    [([1, 2, 3], 1.0), ([1, 2, 7], 0.9), ([1], 1.0), ([1, 7, 3], 0.85), ([7], 0.7)],
 )
 def test_each_source_is_judged_by_what_came(came: list[int], trust: float) -> None:
     """Up to its first wrong token, and once, whether or not its draft was taken."""

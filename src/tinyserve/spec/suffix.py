@@ -92,7 +92,6 @@ class _Source:
             right += 1
         judged = min(right + 1, came)  # what comes after a wrong token says nothing
         self.trust += (1 - KEPT_TRUST) * (right / judged - self.trust)
-        self.draft = []
 
 
 @dataclass(slots=True)
