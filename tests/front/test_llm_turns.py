@@ -32,6 +32,14 @@ def llm() -> Iterator[LLM]:
 
 
 @pytest.fixture
+def keyboard() -> Iterator[None]:
+    """Ctrl-C interrupts, also where tests run in the background of a script, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
 def eager_threads() -> Iterator[None]:
     """Threads interrupt each other between any two bytecodes, rather than every five ms."""
     interval = sys.getswitchinterval()
@@ -97,6 +105,7 @@ def test_a_thread_joins_while_another_is_at_work(llm: LLM, monkeypatch: pytest.M
         assert len(short[0].result()[0].token_ids) == 2
 
 
+@pytest.mark.usefixtures("keyboard")
 @pytest.mark.parametrize("number", [1, 2, 5, 20])
 def test_ctrl_c_waits_for_the_end_of_a_step(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, number: int
@@ -117,6 +126,7 @@ def test_ctrl_c_waits_for_the_end_of_a_step(
     assert texts(llm, 1)
 
 
+@pytest.mark.usefixtures("keyboard")
 def test_ctrl_c_ends_the_stream_that_is_read(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     in_the_midst_of_step(monkeypatch, llm, 2, lambda: signal.raise_signal(signal.SIGINT))
     stream = llm.stream(PROMPTS[0], params(0))
