@@ -184,10 +184,8 @@ class Observer:
             await asyncio.sleep(TICK_S)
             self.gather()
             if self._throughput_log is not None:
-                # No name for the bridge: the frame may outlive the server, in a traceback.
-                self._throughput_log.tick(
-                    time.monotonic(), self.bridge.stats, self.bridge.num_queued
-                )
+                bridge = self.bridge
+                self._throughput_log.tick(time.monotonic(), bridge.stats, bridge.num_queued)
 
 
 def _of_the_dead(snapshot: EngineSnapshot, bridge: EngineBridge) -> EngineSnapshot:
