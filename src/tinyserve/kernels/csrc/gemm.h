@@ -243,6 +243,13 @@ constexpr int BF16X3_ROWS = 4;
 constexpr int64_t U4_VALUES = LANES * 32 / 2;
 constexpr int64_t U4_WIDE = LANES * 32 + 2 * LANES * 4;  // a group after widening: bytes, then f32 scales and minima
 
+// Four bytes of activations.
+TS_INLINE int32_t word_at(const uint8_t* p) {
+  int32_t word;
+  memcpy(&word, p, 4);
+  return word;
+}
+
 // The low nibbles of 32 bytes, then the high ones.
 TS_INLINE void split_nibbles(const uint8_t* from, uint8_t* to) {
 #if defined(TS_ISA_AVX512)
@@ -276,11 +283,7 @@ inline void widen_u4(const Weight& weight, const uint8_t* panel, uint8_t* wide) 
 
 #if defined(TS_ISA_AVX2)
 
-TS_INLINE __m256i broadcast4(const uint8_t* p) {
-  int32_t word;
-  memcpy(&word, p, 4);
-  return _mm256_set1_epi32(word);
-}
+TS_INLINE __m256i broadcast4(const uint8_t* p) { return _mm256_set1_epi32(word_at(p)); }
 
 // WIDE: the panel went through widen_u4.
 template <int R, bool WIDE>
@@ -333,6 +336,8 @@ constexpr int U4_ROWS = 6;
 
 #elif defined(TS_ISA_AVX512)
 
+TS_INLINE __m512i broadcast4(const uint8_t* p) { return _mm512_set1_epi32(word_at(p)); }
+
 // High nibbles are multiplied where they lie: the sums of columns 8-15 are 16 times as large until the group's end.
 template <int R, bool WIDE>
 inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
@@ -352,9 +357,7 @@ inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
       const __m512i values = WIDE ? _mm512_loadu_si512(panel + 64 * j)
                                   : _mm512_and_si512(_mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i*)(panel + 32 * j))), nibbles);
       for (int r = 0; r < R; ++r) {
-        int32_t word;
-        memcpy(&word, a.q + ((8 * g + j) * R + r) * 4, 4);
-        s[r] = _mm512_dpbusd_epi32(s[r], values, _mm512_set1_epi32(word));
+        s[r] = _mm512_dpbusd_epi32(s[r], values, broadcast4(a.q + ((8 * g + j) * R + r) * 4));
       }
     }
     const vf scale = WIDE ? load((const float*)(panel + LANES * 32)) : load_scale(panel + U4_VALUES, w.f16_scale);
@@ -395,12 +398,6 @@ struct EightSums {  // a group's: at most 8 * 15 * 127 in each, twice that in a 
   TS_INLINE int32x4_t upper() const { return vpaddlq_s16(vpaddq_s16(s2, s3)); }
 };
 #endif
-
-TS_INLINE int32_t word_at(const uint8_t* p) {
-  int32_t word;
-  memcpy(&word, p, 4);
-  return word;
-}
 
 // Columns 0-7, then 8-15: the sums of all would need more registers than there are.
 template <int R, bool WIDE>
@@ -520,12 +517,6 @@ inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
 constexpr int INT8_ROWS = 4;
 
 #elif defined(TS_ISA_AVX512)
-
-TS_INLINE __m512i broadcast4(const uint8_t* p) {
-  int32_t word;
-  memcpy(&word, p, 4);
-  return _mm512_set1_epi32(word);
-}
 
 template <int R>
 inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
