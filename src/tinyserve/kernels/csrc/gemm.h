@@ -8,6 +8,7 @@
 
 #include "abi.h"
 #include "simd.h"
+#include "tasks.h"
 
 namespace {
 
@@ -20,6 +21,12 @@ struct Acts {
   float* scale;
   float* sum;  // scale * sum of q
 };
+
+// Where the activations of the tile that begins at `row` lie.
+TS_INLINE Acts acts_of(const Weight& w, const Acts& a, int64_t row) {
+  const int64_t at = row * (w.k / w.group);
+  return {a.q + row * w.k * act_bytes(w), a.scale + at, a.sum + at};
+}
 
 // The scales of a group, one a column; minima, where there are any, follow them and are as long.
 TS_INLINE int64_t scale_bytes(const Weight& w) { return LANES * (w.f16_scale ? 2 : 4); }
@@ -268,11 +275,12 @@ TS_INLINE void split_nibbles(const uint8_t* from, uint8_t* to) {
 #endif
 }
 
-// Widen a panel once, to be used by many rows: nibbles to bytes (columns 0-7 then 8-15 in each run), scales and minima to f32.
-inline void widen_u4(const Weight& weight, const uint8_t* panel, uint8_t* wide) {
+// Widen groups of a panel once, to be used by many rows: nibbles to bytes (columns 0-7 then 8-15 in each run), scales and minima to
+// f32.
+inline void widen_u4(const Weight& weight, const uint8_t* panel, int groups, uint8_t* wide) {
   const Weight w = weight;  // a copy, since the bytes that are written might be the weight's
   const int64_t bytes = group_bytes(w);
-  for (int g = w.k / 32; g > 0; --g, panel += bytes, wide += U4_WIDE) {
+  for (; groups > 0; --groups, panel += bytes, wide += U4_WIDE) {
     for (int j = 0; j < 8; ++j) split_nibbles(panel + 32 * j, wide + 64 * j);
     float* f = (float*)(wide + LANES * 32);
     const vf scale = load_scale(panel + U4_VALUES, w.f16_scale);

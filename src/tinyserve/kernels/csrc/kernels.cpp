@@ -84,23 +84,22 @@ void linear(const Op& op, const Run& run, int task, uint8_t* scratch) {
   // Threads take tasks in turn: this one's next is likely to be as many further on as there are threads.
   const int next_begin = begin + run.threads * grid.units_per_task;
   const uint8_t* next_task = next_begin < grid.units ? w.data + next_begin * per_unit * bytes : nullptr;
-  const bool bf16_on_amx = block.layout.amx && w.format == BF16X3;
 #if TS_HAVE_AMX
   std::optional<AmxShapes> shapes;
   if (block.layout.amx) shapes.emplace(w);
 #endif
-  const int last = end * per_unit, at_once = op.silu_mul || bf16_on_amx ? 2 : 1;
+  const int last = end * per_unit, at_once = op.silu_mul || block.layout.amx ? 2 : 1;
   for (int panel = begin * per_unit; panel < last; panel += at_once) {
     const int count = std::min(at_once, last - panel);
     auto panel_at = [&](int i) { return w.data + i * bytes; };
     auto next_of = [&](int i) { return i + 1 < last ? panel_at(i + 1) : next_task; };
-    if (bf16_on_amx) {
+    if (block.layout.amx) {
 #if TS_HAVE_AMX
-      amx_bf16_panels(w, panel_at(panel), count, next_of(panel + count - 1), acts, block.rows, c);
+      amx_panels(w, panel_at(panel), count, next_of(panel + count - 1), acts, block.rows, c, wide);
 #endif
     } else {
       for (int i = 0; i < count; ++i)
-        run_panel(w, panel_at(panel + i), next_of(panel + i), x, op.in.stride, block.layout, acts, block.rows, i == 0 ? c : up, wide);
+        run_panel(w, panel_at(panel + i), next_of(panel + i), x, op.in.stride, acts, block.rows, i == 0 ? c : up, wide);
     }
     for (int i = 0; i < count / per_unit; ++i)
       for (int r = 0; r < block.rows; ++r)

@@ -57,12 +57,6 @@ inline void quantize_groups(const float* row, const float* next_row, int group, 
   }
 }
 
-// Where the activations of the tile that begins at `row` lie.
-TS_INLINE Acts acts_of(const Weight& w, const Acts& a, int64_t row) {
-  const int64_t at = row * (w.k / w.group);
-  return {a.q + row * w.k * act_bytes(w), a.scale + at, a.sum + at};
-}
-
 struct Bf16x3Tiles {
   Block b;
   const Acts& a;
@@ -94,20 +88,6 @@ struct Int8Tiles {
   }
 };
 
-#if TS_HAVE_AMX
-template <class T>
-struct AmxTiles {
-  Block b;
-  const Acts& a;
-  float* c;
-  template <int R>
-  TS_INLINE void operator()(int row, const Fetch& fetch) const {
-    amx_tile<T, R>(b, fetch, acts_of(b.w, a, row), c + row * LANES);
-  }
-};
-#endif
-
-
 template <int FORMAT>
 inline void float_panel(const Weight& w, const uint8_t* panel, const uint8_t* next, const float* x, int64_t stride, int rows, float* c,
                         uint8_t* wide) {
@@ -127,34 +107,25 @@ inline void float_panel(const Weight& w, const uint8_t* panel, const uint8_t* ne
   }
 }
 
-inline void integer_panel(const Weight& w, const uint8_t* panel, const Ahead& ahead, [[maybe_unused]] const Layout& layout, const Acts& a,
-                          int rows, float* c, uint8_t* wide) {
+inline void integer_panel(const Weight& w, const uint8_t* panel, const Ahead& ahead, const Acts& a, int rows, float* c, uint8_t* wide) {
   const int groups = w.k / w.group;
-#if TS_HAVE_AMX
-  if (layout.amx) {
-    widen_for_amx(w, panel, wide);
-    const Block b = {w, wide, groups, true};
-    if (w.format == U4) return in_tiles<AMX_ROWS, AMX_LEAST>(rows, ahead, AmxTiles<int8_t>{b, a, c});
-    return in_tiles<AMX_ROWS, AMX_LEAST>(rows, ahead, AmxTiles<int16_t>{b, a, c});
-  }
-#endif
   if (w.format == INT8) return in_tiles<INT8_ROWS>(rows, ahead, Int8Tiles{{w, panel, groups, true}, a, c});
   if (rows < WIDEN_FROM_ROWS) return in_tiles<U4_ROWS>(rows, ahead, U4Tiles<false>{{w, panel, groups, true}, a, c});
-  widen_u4(w, panel, wide);
+  widen_u4(w, panel, groups, wide);
   in_tiles<U4_ROWS>(rows, ahead, U4Tiles<true>{{w, wide, groups, true}, a, c});
 }
 
 // c[rows][16] = activations x panel. `x` for float weights, `a` for integer ones; `next` is the panel to prefetch,
 // or 0; `wide` is scratch for widened weights.
-inline void run_panel(const Weight& w, const uint8_t* panel, const uint8_t* next, const float* x, int64_t x_stride, 
-                      const Layout& layout, const Acts& a, int rows, float* c, uint8_t* wide) {
+inline void run_panel(const Weight& w, const uint8_t* panel, const uint8_t* next, const float* x, int64_t x_stride,
+                      const Acts& a, int rows, float* c, uint8_t* wide) {
   switch (w.format) {
     case F32: return float_panel<F32>(w, panel, next, x, x_stride, rows, c, wide);
     case F16: return float_panel<F16>(w, panel, next, x, x_stride, rows, c, wide);
     case BF16: return float_panel<BF16>(w, panel, next, x, x_stride, rows, c, wide);
     case BF16X3: return in_tiles<BF16X3_ROWS>(rows, {next, panel_bytes(w), w.k / BF16_STEP}, Bf16x3Tiles{{w, panel, w.k / BF16_STEP, true}, a, c});
     case INT8:
-    case U4: return integer_panel(w, panel, {next, panel_bytes(w), w.k / w.group}, layout, a, rows, c, wide);
+    case U4: return integer_panel(w, panel, {next, panel_bytes(w), w.k / w.group}, a, rows, c, wide);
   }
 }
 

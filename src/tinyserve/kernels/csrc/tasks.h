@@ -11,6 +11,8 @@ constexpr int MAX_BLOCK_ROWS = 256;
 constexpr int WIDE_FEATURES = 128;  // of float weights, widened at a time
 constexpr int SPLIT_MAX_ROWS = 24;  // a sequence with at most this many query rows may have its partitions run apart
 constexpr int KEY_PARTITION = 256;
+constexpr int AMX_RUN = 128;        // features that the matrix unit multiplies before their sums are scaled, if a group has no more
+constexpr int AMX_WIDE = 2 * PANEL * (512 + 32);  // bytes of two panels that amx.h widens at a time
 constexpr int READ_BEYOND = 4096;  // bytes after prepared activations that amx.h may read, for rows that are not there
 constexpr int MAX_HEAD_DIM = 512;  // kernels/recorder.py refuses more
 
