@@ -46,6 +46,7 @@ from tinyserve.kv.pool import KVPool
 from tinyserve.models.checkpoint import load_checkpoint
 from tinyserve.models.config import ModelConfig
 from tinyserve.models.synthetic import synthetic_config
+from tinyserve.models.weights import int8_group
 
 MODULE = "kernels"
 MODELS = {"135m": "135m", "0.5b": "qwen2.5-0.5b", "1.5b": "qwen2.5-1.5b"}
@@ -173,12 +174,12 @@ def _weight(kind: str, n: int, k: int, rng: np.random.Generator) -> Weight:
     """Random weights of one format that keep activations about their size."""
     spread = np.float32(1 / np.sqrt(k))
     if kind in ("u4", "int8"):
-        scale = np.full((n, k // 32), spread / 8, np.float16).astype(np.float32)
+        group = 32 if kind == "u4" else int8_group(k)
+        scale = np.full((n, k // group), spread / 8, np.float16).astype(np.float32)
         if kind == "u4":
             q = rng.integers(0, 16, (n, k), np.uint8)
             return U4Weight(q, scale, -8 * scale)
-        q = rng.integers(-8, 8, (n, k), np.int8)
-        return Int8Weight(q, scale, None, 32)
+        return Int8Weight(rng.integers(-8, 8, (n, k), np.int8), scale, None, group)
     values = rng.standard_normal((n, k), np.float32)
     values *= spread
     if kind == "bf16":

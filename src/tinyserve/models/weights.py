@@ -32,6 +32,11 @@ INT4_GROUP = 32
 INT8_GROUPS = (192, 128, 64, 32)  # weights that share a scale: the first that divides a row
 
 
+def int8_group(features: int) -> int:
+    """How many weights of a row of `features` share a scale once they are quantized to int8."""
+    return next(group for group in INT8_GROUPS if features % group == 0)
+
+
 @dataclass(frozen=True)
 class Conversion:
     """What `model.dtype` and `model.quantization` make of each matrix.
@@ -54,8 +59,7 @@ class Conversion:
         if features % INT4_GROUP:
             return weight
         if self.quantization == "int8" or name in (EMBEDDING, LM_HEAD):
-            group = next(group for group in INT8_GROUPS if features % group == 0)
-            return quantize_int8(weight.dequantize(), group)
+            return quantize_int8(weight.dequantize(), int8_group(features))
         return quantize_int4(weight.dequantize())
 
 
