@@ -51,6 +51,23 @@ def test_a_damaged_tokenizer_is_an_error_though_weights_load_beside_it(tmp_path:
         build_engine(config_of(path))
 
 
+@pytest.mark.parametrize("kind", ["gguf", "folder"])
+def test_servers_with_copies_of_a_model_have_one_fingerprint(tmp_path: Path, kind: str) -> None:
+    """Wherever the files lie, and whenever they were copied; other weights have another."""
+
+    def write(name: str, seed: int) -> Path:
+        checkpoint = synthetic_checkpoint(seed)
+        if kind == "gguf":
+            return write_tiny_gguf(tmp_path / f"{name}.gguf", checkpoint, Q.Q8_0)
+        write_checkpoint(checkpoint, tmp_path / name, dtype="f32")
+        return tmp_path / name
+
+    paths = [write("first", 0), write("copy", 0), write("other", 1)]
+    os.utime(paths[1], ns=(1, 1))
+    prints = [build_engine(config_of(path)).fingerprint for path in paths]
+    assert prints[0] == prints[1] != prints[2]
+
+
 def test_the_fingerprint_tells_how_bf16_is_multiplied() -> None:
     """And only where there are such weights: nothing else depends on it."""
     require_native()

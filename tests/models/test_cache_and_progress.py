@@ -11,7 +11,7 @@ import pytest
 
 from tinyserve.errors import ConfigError
 from tinyserve.models import progress
-from tinyserve.models.cache import cache_dir, files_fingerprint
+from tinyserve.models.cache import cache_dir, contents_fingerprint, files_fingerprint
 from tinyserve.models.progress import shown
 
 
@@ -47,27 +47,36 @@ def test_a_fingerprint_follows_name_size_and_time(tmp_path: Path) -> None:
     first, second = tmp_path / "a", tmp_path / "b"
     first.write_text("one")
     second.write_text("two")
-    seen = [files_fingerprint([first, second])]
-    assert seen[0] == files_fingerprint([second, first])
-    seen.append(files_fingerprint([first]))
+    seen = [both_fingerprints(first, second)]
+    assert seen[0] == both_fingerprints(second, first)
     os.utime(first, ns=(1, 1))
-    seen.append(files_fingerprint([first, second]))
-    first.rename(tmp_path / "c")
-    seen.append(files_fingerprint([tmp_path / "c", second]))
+    seen.append(both_fingerprints(first, second))
+    first.rename(tmp_path / "a2")
+    seen.append(both_fingerprints(tmp_path / "a2", second))
+    assert len({contents for contents, _ in seen}) == 1
+    seen.append(both_fingerprints(second))
     assert len(set(seen)) == 4
+    assert len({contents for contents, _ in seen}) == 2
+
+
+def both_fingerprints(*paths: Path) -> tuple[str, str]:
+    contents = contents_fingerprint(paths)
+    return contents, files_fingerprint(paths, contents)
 
 
 @pytest.mark.parametrize("size", [10, 4096, 100_000, 3_000_000])
 def test_files_of_one_name_size_and_time_are_told_apart(tmp_path: Path, size: int) -> None:
     """Images and archives that can be built again give all their files one time."""
-    seen = set()
+    seen = []
     for place, byte in (("here", 0), ("here", 1), ("there", 1)):
         path = tmp_path / place / "model.safetensors"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(bytes([byte]) * size)
         os.utime(path, ns=(1, 1))
-        seen.add(files_fingerprint([path]))
-    assert len(seen) == 3
+        seen.append(both_fingerprints(path))
+    assert len(set(seen)) == 3
+    contents = [contents for contents, _ in seen]
+    assert contents[0] != contents[1] == contents[2]
 
 
 class Terminal(io.StringIO):

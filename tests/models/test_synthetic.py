@@ -95,3 +95,15 @@ def test_common_words_are_single_tokens() -> None:
     assert len(TOKENIZER.encode(" the people have water")) <= 6
     assert TOKENIZER.encode("<|im_start|>") == [1]
     assert TOKENIZER.vocab_size == 512
+
+
+def test_every_shape_and_seed_has_contents_of_its_own() -> None:
+    """By them servers tell their models apart, and these have no files."""
+    made = [
+        synthetic_checkpoint(),
+        synthetic_checkpoint(1),
+        synthetic_checkpoint(preset="135m"),
+        synthetic_checkpoint(num_layers=1),
+    ]
+    assert len({checkpoint.contents for checkpoint in made}) == len(made)
+    assert synthetic_checkpoint().contents == made[0].contents

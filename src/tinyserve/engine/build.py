@@ -166,9 +166,11 @@ def tokenizer_spec(options: ModelOptions, checkpoint: Checkpoint) -> TokenizerSp
 
 
 def _system_fingerprint(options: ModelOptions, checkpoint: Checkpoint, uses_bf16x3: bool) -> str:
-    """Changes whenever the same request may give other bits."""
+    """Changes whenever the same request may give other bits, and is the same for servers with
+    copies of one model.
+    """
     identity: tuple[object, ...] = (
-        checkpoint.fingerprint,
+        checkpoint.contents,
         options.dtype,
         options.quantization,
         resolve_kv_dtype(checkpoint, options),

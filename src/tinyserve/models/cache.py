@@ -1,4 +1,6 @@
-"""The cache folder, and the fingerprint that ties its entries to the files they were made from."""
+"""The cache folder, and the fingerprints of a model's files: one that ties the folder's entries to
+them, one that copies of them share.
+"""
 
 from __future__ import annotations
 
@@ -43,20 +45,33 @@ def sweep(folder: Path, pattern: str, age_s: float) -> None:
             continue
 
 
-def files_fingerprint(paths: Iterable[Path]) -> str:
-    """A hash over places, sizes, modification times and samples of the contents.
+def contents_fingerprint(paths: Iterable[Path]) -> str:
+    """A hash over sizes and samples of the contents: the same for copies, wherever they lie.
 
-    Changes whenever a file is replaced or edited. Times alone are not enough: reproducible archives
-    and images give all files the same time, and fine-tunes of one model have the same size. The
-    whole contents would take seconds for what a start must do in milliseconds.
+    Files of up to half a mebibyte are read whole. The whole of all would take seconds for what a
+    start must do in milliseconds.
     """
     digest = hashlib.sha256()
+    for path in sorted(paths):
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            digest.update(b"%d\n" % size)
+            for place in range(NUM_SAMPLES):
+                file.seek(place * max(0, size - SAMPLE_SIZE) // (NUM_SAMPLES - 1))
+                digest.update(file.read(SAMPLE_SIZE))
+    return digest.hexdigest()[:32]
+
+
+def files_fingerprint(paths: Iterable[Path], contents: str) -> str:
+    """A hash over places, sizes, modification times and `contents`, their `contents_fingerprint`.
+
+    Changes whenever a file is replaced, or edited between the samples. Times alone are not enough:
+    reproducible archives and images give all files the same time, and fine-tunes of one model have
+    the same size.
+    """
+    digest = hashlib.sha256(contents.encode())
     for path in sorted(paths):
         status = path.stat()
         about = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\n"
         digest.update(os.fsencode(about))  # a path need not be Unicode
-        with path.open("rb", buffering=0) as file:
-            for place in range(NUM_SAMPLES):
-                file.seek(place * max(0, status.st_size - SAMPLE_SIZE) // (NUM_SAMPLES - 1))
-                digest.update(file.read(SAMPLE_SIZE))
     return digest.hexdigest()[:32]

@@ -54,7 +54,8 @@ class Checkpoint:
     tokenizer's files; it raises ModelLoadError where they are missing. `fingerprint`: changes
     whenever the files do, so it is part of the keys of caches; empty where there are no files and
     nothing is to be cached. `name`: what the user called it. `pooling`: how the authors make
-    embeddings ("last" or "mean"), where the files say so.
+    embeddings ("last" or "mean"), where the files say so. `contents`: the same for all copies of
+    one model, wherever they lie, and another for other weights.
     """
 
     config: ModelConfig
@@ -65,6 +66,7 @@ class Checkpoint:
     fingerprint: str
     name: str
     pooling: str | None = None
+    contents: str = ""
 
 
 def drawable_ids(ids: Collection[int], config: ModelConfig, source: str) -> tuple[int, ...]:

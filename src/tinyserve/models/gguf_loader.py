@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from tinyserve.errors import ModelLoadError
 from tinyserve.kernels.formats import F32, Weight
-from tinyserve.models.cache import files_fingerprint
+from tinyserve.models.cache import contents_fingerprint, files_fingerprint
 from tinyserve.models.checkpoint import Checkpoint, drawable_ids
 from tinyserve.models.config import ModelConfig
 from tinyserve.models.gguf_file import GGUFFile, TensorInfo
@@ -58,15 +58,17 @@ def load_gguf(path: Path, name: str) -> Checkpoint:
     file, paths = open_gguf(path)
     metadata = Metadata(file)
     config = read_config(metadata)
+    contents = contents_fingerprint(paths)
     return Checkpoint(
         config=config,
         tensors=GGUFTensors(file, config, unpermute=metadata.architecture == "llama"),
         eos_token_ids=drawable_ids(read_eos_token_ids(metadata), config, str(path)),
         sampling_defaults=read_sampling_defaults(metadata),
         tokenizer_spec=lambda: read_tokenizer_spec(metadata),
-        fingerprint=files_fingerprint(paths),
+        fingerprint=files_fingerprint(paths, contents),
         name=name,
         pooling={1: "mean", 3: "last"}.get(metadata.get("{arch}.pooling_type", int) or 0),
+        contents=contents,
     )
 
 

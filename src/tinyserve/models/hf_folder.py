@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tinyserve.errors import ModelLoadError
-from tinyserve.models.cache import files_fingerprint
+from tinyserve.models.cache import contents_fingerprint, files_fingerprint
 from tinyserve.models.checkpoint import Checkpoint, drawable_ids
 from tinyserve.models.config import ModelConfig
 from tinyserve.models.hf_config import (
@@ -56,7 +56,8 @@ def load_folder(folder: Path, name: str) -> Checkpoint:
     shapes = {tensor: stored.shape for tensor, stored in tensors.items()}
     check_layout(config, shapes, str(folder))
     _warn_unused(config, shapes, folder)
-    metadata_files = [folder / file for file in _FINGERPRINTED if (folder / file).is_file()]
+    read = [*files, *(folder / file for file in _FINGERPRINTED if (folder / file).is_file())]
+    contents = contents_fingerprint(read)
     return Checkpoint(
         config=config,
         tensors=SafetensorsSource(tensors, tensor_shapes(config)),
@@ -65,9 +66,10 @@ def load_folder(folder: Path, name: str) -> Checkpoint:
         ),
         sampling_defaults=read_sampling_defaults(generation),
         tokenizer_spec=lambda: TokenizerSpec.from_folder(folder),
-        fingerprint=files_fingerprint([*files, *metadata_files]),
+        fingerprint=files_fingerprint(read, contents),
         name=name,
         pooling=_read_pooling(folder),
+        contents=contents,
     )
 
 

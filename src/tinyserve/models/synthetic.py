@@ -117,6 +117,7 @@ def synthetic_checkpoint(seed: int = 0, *, preset: str = "tiny", **overrides: An
         tokenizer_spec=lambda: tokenizer_spec(config.vocab_size),
         fingerprint="",
         name="synthetic" if preset == "tiny" else f"synthetic:{preset}",
+        contents=f"synthetic {seed} {config}",
     )
 
 
