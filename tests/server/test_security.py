@@ -378,6 +378,8 @@ def test_a_root_path_that_a_proxy_strips_or_keeps() -> None:
             assert client.get("/llm/llm/health").status_code == 401
             document = client.get("/openapi.json", headers=bearer("k")).json()
             assert document["servers"] == [{"url": "/llm"}]
+            counted = client.get("/metrics", headers=bearer("k")).text
+            assert 'http_requests_total{handler="/v1/models"' in counted
 
 
 # -- TLS ------------------------------------------------------------------------------------------

@@ -118,4 +118,5 @@ class RootPath:
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app({**scope, "root_path": self._root_path}, receive, send)
+        scope["root_path"] = self._root_path  # in place: layers around it read what routes leave
+        await self._app(scope, receive, send)
