@@ -127,3 +127,13 @@ def test_errors_have_the_clients_types(served: Live, client: Any) -> None:
         client.messages.create(model="tinyserve", max_tokens=-1, messages=HELLO)
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(model="no-such-model", max_tokens=5, messages=HELLO)
+
+
+def test_responses_have_a_request_id(served: Live, client: Any) -> None:
+    import anthropic
+
+    message = client.messages.create(model="tinyserve", max_tokens=5, messages=HELLO)
+    assert message._request_id == message.id
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        client.messages.create(model="tinyserve", max_tokens=-1, messages=HELLO)
+    assert refused.value.request_id

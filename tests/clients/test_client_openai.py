@@ -123,6 +123,11 @@ def test_raw_responses(served: Live, client: openai.OpenAI) -> None:
     )
     assert raw.headers["x-request-id"] == "abc"
     assert raw.parse().choices[0].message.content == "well"
+    answer = client.chat.completions.create(model="tinyserve", messages=HELLO)
+    assert answer._request_id == answer.id
+    with pytest.raises(openai.NotFoundError) as refused:
+        client.chat.completions.create(model="no-such-model", messages=HELLO)
+    assert refused.value.request_id
 
 
 def test_many_at_once_with_the_asynchronous_client(served: Live) -> None:

@@ -11,6 +11,7 @@ import socket
 import time
 from typing import Any
 
+import httpx
 import pytest
 from helpers.fake_service import SpeakingLogits, SpeakingRunner
 from helpers.live_server import Live, sse_events, wait_for
@@ -438,7 +439,41 @@ def test_request_ids_come_back_on_errors_too_if_they_are_fit(served: Live) -> No
     assert echoed("abc", prompt="x", max_tokens=1) == "abc"
     assert echoed("abc", prompt="x", max_tokens=1, stream=True) == "abc"
     assert echoed("abc", prompt=5) == "abc"
-    assert echoed("x" * 129, prompt="x", max_tokens=1) is None
+    for unfit in ("x" * 129, "a\tb", ""):
+        own = echoed(unfit, prompt="x", max_tokens=1)
+        assert own is not None
+        assert own.startswith("cmpl-")
+
+
+def test_every_response_has_an_id(served: Live) -> None:
+    """The answer's own, so that the log's line is found by it; else one of its own."""
+    whole = served.post(PATH, prompt="x", max_tokens=1)
+    assert whole.headers.get_list("x-request-id") == [whole.json()["id"]]
+    stream = served.post(PATH, prompt="x", max_tokens=1, stream=True)
+    assert json.loads(sse_events(stream.text)[0])["id"] == stream.headers["x-request-id"]
+    seen = [whole.headers["x-request-id"], stream.headers["x-request-id"]]
+    others = [
+        served.post(PATH, prompt=5),
+        served.client.post(PATH, content=b"x"),
+        served.client.delete(PATH),
+        *map(served.client.get, ("/health", "/nowhere", "/", "/openapi.json")),
+    ]
+    for response in others:
+        (request_id,) = response.headers.get_list("x-request-id")
+        assert request_id.startswith("req_"), response.url
+        assert "request-id" not in response.headers
+        seen.append(request_id)
+    assert len(set(seen)) == len(seen)
+
+
+def test_a_crash_has_an_id_too(served: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(served.state, "ready", broken)
+    response = httpx.get(f"{served.base_url}/v1/models")  # the server closes this connection
+    assert response.status_code == 500
+    assert len(response.headers.get_list("x-request-id")) == 1
 
 
 def test_request_ids_come_back_from_every_endpoint(served: Live) -> None:

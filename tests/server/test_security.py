@@ -333,6 +333,7 @@ def test_a_name_that_was_rebound_is_refused() -> None:
         response = client.get("/v1/models", headers={"host": "evil.example:8000"})
         assert response.status_code == 403
         assert response.json()["error"]["code"] == "unknown_host"
+        assert len(response.headers.get_list("x-request-id")) == 1
     with (
         serving(allowed_hosts=["llm.example"]) as url,
         httpx.Client(base_url=url) as client,

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from tinyserve.server.bridge import EngineBridge
 from tinyserve.server.deltas import Delta, DeltaMaker
 from tinyserve.server.errors import HTTPFailure
-from tinyserve.server.http import request_id_header
+from tinyserve.server.http import ANSWER_ID
 from tinyserve.server.json_text import in_pieces, to_json
 from tinyserve.server.observe.http import ARRIVAL
 from tinyserve.server.outlet import Outlet, Readers, SlowReaderError
@@ -34,13 +34,11 @@ async def answer(
     """Run a prepared request. Whatever happens, it is released in the end."""
     group, writer = prepared.group, prepared.writer
     if prepared.is_stream:
-        _note_arrival(request, group)
+        _tie(request, group)
         timeout_s, max_held = state.config.request_timeout_s, state.readers.buffer_size
         session = Session(bridge, group, timeout_s=timeout_s, max_held=max_held)
         session.open()
-        return _Raw(
-            EventStream(session, writer, group.deltas, state.readers, request_id_header(request))
-        )
+        return _Raw(EventStream(session, writer, group.deltas, state.readers))
     deltas = await collect(state, bridge, request, group)
     return _Whole(await _written(writer, deltas, group.deltas), state.readers)
 
@@ -57,8 +55,11 @@ async def _written(writer: Writer, deltas: list[Delta], maker: DeltaMaker) -> by
     return await asyncio.to_thread(write)
 
 
-def _note_arrival(request: Request, group: Group) -> None:
-    """Count a request's arrival from when HTTP brought it, not from when it had been tokenized."""
+def _tie(request: Request, group: Group) -> None:
+    """Let HTTP and the engine speak of one request: it is called as its answer is, and came when
+    HTTP brought it, not when it had been tokenized.
+    """
+    request.scope[ANSWER_ID] = group.id
     for part in group.requests:
         part.arrival = request.scope.get(ARRIVAL, part.arrival)
 
@@ -67,7 +68,7 @@ async def collect(
     state: ServerState, bridge: EngineBridge, request: Request, group: Group
 ) -> list[Delta]:
     """Everything that comes of a group. Whatever happens, it is released in the end."""
-    _note_arrival(request, group)
+    _tie(request, group)
     session = Session(bridge, group, timeout_s=state.config.request_timeout_s)
     session.open()
     try:

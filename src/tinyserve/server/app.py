@@ -27,7 +27,7 @@ from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.errors import failure, status_failure
 from tinyserve.server.gate import Gate
 from tinyserve.server.guards import OPEN_PATHS, KeyGuard
-from tinyserve.server.http import RootPath, request_id_header
+from tinyserve.server.http import RootPath, request_id_headers
 from tinyserve.server.messages_errors import in_dialect
 from tinyserve.server.observe.http import HTTPMeter
 from tinyserve.server.openapi import Reference
@@ -112,7 +112,7 @@ def _add_middleware(app: Starlette, state: ServerState) -> None:
             allow_origins=list(config.allowed_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            expose_headers=["X-Request-Id", "Retry-After"],
+            expose_headers=["X-Request-Id", "Request-Id", "Retry-After"],
         )
 
 
@@ -127,12 +127,17 @@ def _add_error_handlers(app: Starlette) -> None:
             told = failure(error)
         if told.status >= 500 and not isinstance(error, EngineDeadError):
             logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        response = failure_response(in_dialect(told, request.url.path))
-        response.raw_headers += request_id_header(request)
+        return failure_response(in_dialect(told, request.url.path))
+
+    async def on_crash(request: Request, error: Exception) -> Response:
+        """What nobody expected is answered outside of the meter."""
+        response = await on_error(request, error)
+        response.raw_headers += request_id_headers(request.scope)
         return response
 
-    for kind in (TinyServeError, ClientGoneError, HTTPException, Exception):
+    for kind in (TinyServeError, ClientGoneError, HTTPException):
         app.add_exception_handler(kind, on_error)
+    app.add_exception_handler(Exception, on_crash)
 
 
 if __name__ == "__main__":

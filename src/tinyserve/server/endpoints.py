@@ -7,7 +7,6 @@ read and check their bodies themselves.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from tinyserve.server.http import request_id_header
 from tinyserve.server.outlet import Scope
 
 if TYPE_CHECKING:
@@ -51,7 +49,7 @@ class Endpoints:
 
     def routes(self) -> list[Route]:
         """As they are served; where one answers GET, it answers HEAD too."""
-        return [NamedRoute(e.path, _echoing_id(e.handler), methods=[e.method]) for e in self.all]
+        return [NamedRoute(e.path, e.handler, methods=[e.method]) for e in self.all]
 
     def _adder(
         self, method: str, path: str, fields: dict[str, Any]
@@ -61,20 +59,6 @@ class Endpoints:
             return handler
 
         return add
-
-
-def _echoing_id(handler: Handler) -> Handler:
-    """The handler, whose responses send the request's X-Request-Id back. A stream does so itself,
-    and so do errors.
-    """
-
-    @functools.wraps(handler)
-    async def echoing(request: Request) -> Response:
-        response = await handler(request)
-        response.raw_headers += request_id_header(request)
-        return response
-
-    return echoing
 
 
 class NamedRoute(Route):

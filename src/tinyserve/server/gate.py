@@ -16,7 +16,7 @@ from starlette.requests import Request
 from tinyserve.errors import QueueFullError
 from tinyserve.server.errors import failure
 from tinyserve.server.fair_queue import Entry, FairRequestQueue
-from tinyserve.server.http import App, client_of, request_id_header
+from tinyserve.server.http import App, client_of
 from tinyserve.server.messages_errors import in_dialect
 from tinyserve.server.outlet import Scope, Send
 from tinyserve.server.session import Receive
@@ -40,7 +40,7 @@ class Gate:
                 await self._turn(Request(scope))
             except QueueFullError as error:
                 told = in_dialect(failure(error), scope["path"])
-                await send_failure(send, told, request_id_header(Request(scope)))
+                await send_failure(send, told)
                 return
         await self._app(scope, receive, send)
 

@@ -13,12 +13,10 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from starlette.requests import Request
-
 from tinyserve.config import ServerConfig
 from tinyserve.errors import ConfigError, reason_of
 from tinyserve.server.errors import HTTPError, failure
-from tinyserve.server.http import App, basic_password, given_key, request_id_header
+from tinyserve.server.http import App, basic_password, given_key, request_id_headers
 from tinyserve.server.messages_errors import in_dialect
 from tinyserve.server.outlet import Scope, Send
 from tinyserve.server.session import Receive
@@ -72,7 +70,8 @@ class KeyGuard:
         if given is not None:
             message = "the API key is not valid"
         challenge = b'Basic realm="any name, and the API key"' if is_doc else b"Bearer"
-        await _refuse(scope, send, _unauthorized(message), challenge)
+        headers = [(b"www-authenticate", challenge)]
+        await _refuse(scope, send, _unauthorized(message), headers)
 
     def _is_among(self, paths: frozenset[str], path: str) -> bool:
         return path in paths or path.removeprefix(self._root_path) in paths
@@ -94,7 +93,8 @@ class HostGuard:
             await self._app(scope, receive, send)
             return
         message = "the Host header names another server (see --allowed-hosts)"
-        await _refuse(scope, send, HTTPError(403, message, code="unknown_host"))
+        error = HTTPError(403, message, code="unknown_host")
+        await _refuse(scope, send, error, request_id_headers(scope))  # outside of the meter
 
     def _is_known(self, host: bytes | None) -> bool:
         if host is None:  # HTTP/1.0; browsers always send it
@@ -135,12 +135,9 @@ def _unauthorized(message: str) -> HTTPError:
 
 
 async def _refuse(
-    scope: Scope, send: Send, error: HTTPError, challenge: bytes | None = None
+    scope: Scope, send: Send, error: HTTPError, headers: list[tuple[bytes, bytes]]
 ) -> None:
     if scope["type"] == "websocket":  # there is none
         await send({"type": "websocket.close", "code": 1008})
         return
-    headers = request_id_header(Request(scope))
-    if challenge is not None:
-        headers.append((b"www-authenticate", challenge))
     await send_failure(send, in_dialect(failure(error), scope["path"]), headers)

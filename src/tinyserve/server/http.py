@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
 
 from starlette.requests import ClientDisconnect, Request
@@ -16,6 +17,7 @@ from tinyserve.server.session import ClientGoneError, Receive
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 MAX_VALUES = 1 << 18  # in one body; JSON of millions of them would hold up the loop for seconds
+ANSWER_ID = "tinyserve.answer_id"  # key in the scope: the answer's id, once there is one
 BODY_TIMEOUT_S = 60.0  # for a body to arrive, whatever its size
 
 
@@ -102,12 +104,18 @@ def client_of(request: Request, user: str | None) -> str:
     return f"{label} {name}".strip()
 
 
-def request_id_header(request: Request) -> list[tuple[bytes, bytes]]:
-    """The request's X-Request-Id, to be sent back, if it is short and printable."""
-    value = request.headers.get("x-request-id", "")
-    if 0 < len(value) <= 128 and value.isascii() and value.isprintable():
-        return [(b"x-request-id", value.encode())]
-    return []
+def request_id_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
+    """What every response says it is called: the request's X-Request-Id, if it is short and
+    printable, else the id of the answer, else a fresh one. Anthropic's clients look elsewhere.
+    """
+    named = dict(reversed(scope["headers"]))
+    request_id: bytes = named.get(b"x-request-id", b"")
+    if not (0 < len(request_id) <= 128 and all(0x20 <= byte < 0x7F for byte in request_id)):
+        request_id = (scope.get(ANSWER_ID) or f"req_{secrets.token_hex(12)}").encode()
+    names = [b"x-request-id"]
+    if b"anthropic-version" in named:
+        names.append(b"request-id")
+    return [(name, request_id) for name in names]
 
 
 class RootPath:

@@ -40,13 +40,11 @@ class EventStream:
         writer: Writer,
         deltas: DeltaMaker,
         readers: Readers,
-        headers: list[tuple[bytes, bytes]],
     ) -> None:
         self._session = session
         self._writer = writer
         self._deltas = deltas
         self._readers = readers
-        self._headers = headers
         self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -73,8 +71,7 @@ class EventStream:
 
     async def _begin(self, outlet: Outlet) -> None:
         self._has_begun = True
-        headers = HEADERS + self._headers
-        await outlet.send({"type": "http.response.start", "status": 200, "headers": headers})
+        await outlet.send({"type": "http.response.start", "status": 200, "headers": HEADERS})
         opening = one_line_each(self._writer.opening(self._deltas))
         if opening:
             await outlet.write(opening)
@@ -87,7 +84,7 @@ class EventStream:
             if self._has_begun:
                 await outlet.write(one_line_each(self._writer.error(told)), is_last=True)
             else:
-                await send_failure(outlet.send, told, self._headers)
+                await send_failure(outlet.send, told)
 
 
 def one_line_each(events: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""`HTTPMeter`: counts HTTP requests, and notes when each came.
+"""`HTTPMeter`: counts HTTP requests, notes when each came, and names each response.
 
 The outermost ASGI layer, so that refusals by the layers below are counted too. Labels are bounded:
 a handler is the template of its route, never a path that a client made up.
@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tinyserve.server.http import App
+from tinyserve.server.http import App, request_id_headers
 from tinyserve.server.observe.histogram import Histogram
 from tinyserve.server.outlet import Scope, Send
 from tinyserve.server.session import Receive
@@ -70,7 +70,7 @@ class HTTPMeter:
             await self._app(scope, receive, send)
             return
         scope[ARRIVAL] = began = time.monotonic()
-        exchange = _Exchange(receive, send)
+        exchange = _Exchange(scope, receive, send)
         try:
             await self._app(scope, exchange.receive, exchange.send)
         except Exception:
@@ -87,9 +87,10 @@ class HTTPMeter:
 class _Exchange:
     """One request: the status it was answered with, and whether the client left before the end."""
 
-    __slots__ = ("_receive", "_send", "is_complete", "status", "was_left")
+    __slots__ = ("_receive", "_scope", "_send", "is_complete", "status", "was_left")
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
         self._receive = receive
         self._send = send
         self.status = GONE  # until there is an answer
@@ -110,6 +111,7 @@ class _Exchange:
     def send(self, message: Any) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            message["headers"] = [*message["headers"], *request_id_headers(self._scope)]
         elif not message.get("more_body"):
             self.is_complete = True
         return self._send(message)
