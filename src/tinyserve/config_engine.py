@@ -68,7 +68,8 @@ class ModelOptions:
     )
     generation_config: str = setting(
         "auto",
-        "sampling defaults of the model (generation_config.json) for fields a request leaves out",
+        "sampling defaults of the model (generation_config.json) for fields a request leaves out, "
+        "and its max_new_tokens for conversations",
         choices=("auto", "none"),
     )
     override_generation_config: Mapping[str, Any] | None = setting(

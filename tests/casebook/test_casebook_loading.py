@@ -131,6 +131,34 @@ def test_recommended_sampling_fills_what_a_request_leaves_out(folder: Path) -> N
         assert set(model.engine.core.eos_token_ids) == {2, 7}
 
 
+def test_a_recommended_length_is_for_conversations_that_name_none(folder: Path) -> None:
+    """LOAD-03: completions keep the API's default; a client's or operator's own wins."""
+    edit(folder / "generation_config.json", max_new_tokens=3, eos_token_id=[])
+    hello = [{"role": "user", "content": "hello"}]
+
+    def lengths(llm: LLM, **params: Any) -> tuple[int, int, int]:
+        fields = {"temperature": 0, "ignore_eos": True, **params}
+        (answer,) = llm.chat(hello, fields)
+        (completed,) = llm.generate(["hello"], fields)
+        streamed = sum(len(delta.token_ids) for delta in llm.stream_chat(hello, fields))
+        return len(answer.token_ids), len(completed.token_ids), streamed
+
+    llm = LLM(str(folder), **SMALL)
+    assert lengths(llm) == (3, 16, 3)
+    assert lengths(llm, max_tokens=5) == (5, 5, 5)
+    assert any("max_new_tokens" in note and "3" in note for note in llm.engine.notes)
+    own = LLM(str(folder), override_generation_config={"max_tokens": 4}, **SMALL)
+    assert lengths(own) == (4, 4, 4)
+    assert not any("max_new_tokens" in note for note in own.engine.notes)
+    off = LLM(str(folder), generation_config="none", **SMALL)
+    assert lengths(off)[0] > 16
+    with live(llm.engine) as served:
+        usage = served.chat(ignore_eos=True)["usage"]
+        assert usage["completion_tokens"] == 3
+        answer = ok(served.post("/v1/responses", input="hello", ignore_eos=True))
+        assert answer["usage"]["output_tokens"] == 3
+
+
 @pytest.mark.parametrize(
     "odd",
     [
@@ -141,6 +169,9 @@ def test_recommended_sampling_fills_what_a_request_leaves_out(folder: Path) -> N
         {"top_k": 50.5},
         {"repetition_penalty": 0},
         {"min_p": float("nan")},
+        {"max_new_tokens": 0},
+        {"max_new_tokens": "many"},
+        {"max_new_tokens": 2**40},
     ],
 )
 def test_recommendations_nobody_could_ask_for_are_ignored(
@@ -148,7 +179,9 @@ def test_recommendations_nobody_could_ask_for_are_ignored(
 ) -> None:
     """LOAD-03: else every request that names no value of its own would be refused."""
     edit(folder / "generation_config.json", **odd)
-    assert len(greedy(LLM(str(folder), **SMALL))) == 6
+    llm = LLM(str(folder), **SMALL)
+    assert len(greedy(llm)) == 6
+    assert llm.engine.intake.chat_max_tokens is None
 
 
 @pytest.mark.parametrize("odd", [{"temperature": -1.0}, {"temperature": "hot"}, {"top_p": None}])

@@ -109,8 +109,10 @@ def assemble(
         draw=make_draw(config.spec),
     )
     defaults = sampling_defaults(config.model, checkpoint)
+    use_own = config.model.generation_config == "auto"
+    chat_max_tokens = checkpoint.max_new_tokens if use_own else None
     uses_bf16x3 = isinstance(runner, ModelRunner) and runner.uses_bf16x3
-    notes = (*notes, *_more_notes(config.model, defaults, uses_bf16x3))
+    notes = (*notes, *_more_notes(config.model, defaults, chat_max_tokens, uses_bf16x3))
     for note in notes:
         logger.info("%s", note)
     return Engine(
@@ -124,6 +126,7 @@ def assemble(
             resolve_pooling(config.model, checkpoint),
             config.model.default_chat_template_kwargs or {},
             resolve_message_format(config.model, tokenizer),
+            chat_max_tokens,
         ),
         config=config,
         # A path need not be Unicode; what answers and metrics show must be.
@@ -136,12 +139,17 @@ def assemble(
 
 
 def _more_notes(
-    options: ModelOptions, defaults: Mapping[str, Any], uses_bf16x3: bool
+    options: ModelOptions,
+    defaults: Mapping[str, Any],
+    chat_max_tokens: int | None,
+    uses_bf16x3: bool,
 ) -> Iterator[str]:
     """What was chosen beside the sizes, and why."""
     if defaults:
         shown = ", ".join(f"{name}={value}" for name, value in sorted(defaults.items()))
         yield f"sampling defaults of the model, where a request names none: {shown}"
+    if chat_max_tokens is not None and "max_tokens" not in defaults:
+        yield f"max_new_tokens of the model, where a conversation names none: {chat_max_tokens}"
     if uses_bf16x3:
         why = "the matrix unit" if options.bf16_products == "auto" else "model.bf16_products"
         yield f"bf16 weights meet activations in three bf16 parts (bf16x3): {why}"

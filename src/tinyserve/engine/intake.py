@@ -37,7 +37,8 @@ class Intake:
 
     `sampling_defaults` fill fields that a request left out; `pooling` is for embeddings that name
     none. `template_kwargs` are the operator's variables of the chat template; `message_format` is
-    how the model writes its answers.
+    how the model writes its answers. `chat_max_tokens` is for conversations that name none; None:
+    as many as there is room for.
     """
 
     tokenizer: Tokenizer
@@ -48,6 +49,7 @@ class Intake:
     pooling: Pooling = "last"
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     message_format: MessageFormat = field(default_factory=MessageFormat)
+    chat_max_tokens: int | None = None
 
     def params(self, fields: Mapping[str, Any], **fallback: Any) -> SamplingParams:
         """Sampling parameters: `fields` as set, then the model's defaults, then `fallback`.

@@ -105,7 +105,8 @@ class LLM:
 
         `tools`, `tool_choice` and `response_format` as in OpenAI's API; calls are in each choice's
         `message`. `template`: add_generation_prompt, continue_final_message, template_kwargs.
-        `params` as in `generate`, but without a limit of tokens by default. Raises RequestError.
+        `params` as in `generate`, but by default without a limit of tokens, or with the one that
+        the model's generation_config.json names. Raises RequestError.
         """
         if not isinstance(messages, list | tuple):
             raise RequestError("messages must be a list of messages", param="messages")
@@ -116,7 +117,8 @@ class LLM:
         use = read_tool_use(tools, tool_choice)
         turns = [Turn.after(self._intake, chat, use, response_format, **template) for chat in chats]
         lengths = [len(turn.prompt_ids) for turn in turns]
-        all_params = self._params_list(params, lengths, {"max_tokens": None})
+        limit = {"max_tokens": self._intake.chat_max_tokens}
+        all_params = self._params_list(params, lengths, limit)
         pairs = zip(turns, all_params, strict=True)
         requests = [turn.request(self._next_id(), p) for turn, p in pairs]
         results = run(self._core, requests, progress)
@@ -169,7 +171,8 @@ class LLM:
         """What `chat` would return for one conversation, as it comes. Raises RequestError."""
         use = read_tool_use(tools, tool_choice)
         turn = Turn.after(self._intake, messages, use, response_format, **template)
-        settled = self._params(params, len(turn.prompt_ids), {"max_tokens": None})
+        limit = {"max_tokens": self._intake.chat_max_tokens}
+        settled = self._params(params, len(turn.prompt_ids), limit)
         return Stream(self._core, turn.request(self._next_id(), settled), turn.answer)
 
     def close(self) -> None:

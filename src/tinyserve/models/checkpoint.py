@@ -55,7 +55,8 @@ class Checkpoint:
     whenever the files do, so it is part of the keys of caches; empty where there are no files and
     nothing is to be cached. `name`: what the user called it. `pooling`: how the authors make
     embeddings ("last" or "mean"), where the files say so. `contents`: the same for all copies of
-    one model, wherever they lie, and another for other weights.
+    one model, wherever they lie, and another for other weights. `max_new_tokens`: how long its
+    authors let an answer become.
     """
 
     config: ModelConfig
@@ -67,6 +68,7 @@ class Checkpoint:
     name: str
     pooling: str | None = None
     contents: str = ""
+    max_new_tokens: int | None = None
 
 
 def drawable_ids(ids: Collection[int], config: ModelConfig, source: str) -> tuple[int, ...]:

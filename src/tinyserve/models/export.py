@@ -43,8 +43,10 @@ def write_checkpoint(
     folder.mkdir(parents=True, exist_ok=True)
     config = checkpoint.config
     _write_json(folder / "config.json", config_json(config, checkpoint.eos_token_ids, dtype))
-    eos = {"eos_token_id": list(checkpoint.eos_token_ids)}
-    _write_json(folder / "generation_config.json", {**eos, **checkpoint.sampling_defaults})
+    generation = {"eos_token_id": list(checkpoint.eos_token_ids), **checkpoint.sampling_defaults}
+    if checkpoint.max_new_tokens is not None:
+        generation["max_new_tokens"] = checkpoint.max_new_tokens
+    _write_json(folder / "generation_config.json", generation)
     _write_tokenizer(checkpoint.tokenizer_spec(), folder)
     _write_shards(checkpoint, folder, dtype, shards)
     return folder

@@ -135,6 +135,12 @@ def read_sampling_defaults(generation: Json) -> dict[str, float | int]:
     return defaults
 
 
+def read_max_new_tokens(generation: Json) -> int | None:
+    """How many tokens generation_config.json gives an answer, if it says so in earnest."""
+    value: Any = generation.get("max_new_tokens")
+    return value if is_integer(value) and 1 <= value < 2**31 else None
+
+
 def _architecture(data: Json, source: str) -> str:
     named = strings(data, "architectures", source)
     kind = data.get("model_type")

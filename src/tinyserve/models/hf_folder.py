@@ -14,6 +14,7 @@ from tinyserve.models.config import ModelConfig
 from tinyserve.models.hf_config import (
     read_eos_token_ids,
     read_json,
+    read_max_new_tokens,
     read_model_config,
     read_sampling_defaults,
     read_value,
@@ -70,6 +71,7 @@ def load_folder(folder: Path, name: str) -> Checkpoint:
         name=name,
         pooling=_read_pooling(folder),
         contents=contents,
+        max_new_tokens=read_max_new_tokens(generation),
     )
 
 

@@ -194,7 +194,8 @@ class Service:
         if logprobs is not None:
             fields["logprobs"] = logprobs
         with renamed(_own_names(body)):
-            params = self.engine.intake.params(fields, max_tokens=None)
+            intake = self.engine.intake
+            params = intake.params(fields, max_tokens=intake.chat_max_tokens)
         ids = prompt_ids or await self.encode_chat(body)
         context = chat_context(self.engine, body, ids, self._identity(id_prefix, model), params.n)
         options = DeltaOptions(
