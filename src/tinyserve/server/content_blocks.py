@@ -7,14 +7,15 @@ answer alike, so that the two are equal by construction. Knows no JSON.
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tinyserve.server.choice_reader import ChoiceReader, Piece
+from tinyserve.server.choice_reader import ChoiceReader
 from tinyserve.server.deltas import Delta, ScoredToken
-from tinyserve.text.messages import ReasoningPart, TextPart, ToolCallPart
+from tinyserve.text.messages import Part, ReasoningPart, TextPart, ToolCallPart
 
 
 class Kind(Enum):
@@ -96,16 +97,30 @@ class BlockReader:
         """What the deltas change, in order."""
         events: list[BlockEvent] = []
         for delta in deltas:
-            self._length += len(delta.text)
-            for piece in self._reader.read(delta):
-                self._take(piece, events)
+            self._logprobs += delta.logprobs or ()
+            for cut in self._cut(delta):
+                self._length += len(cut.text)
+                for piece in self._reader.read(cut):
+                    self._take(piece.part, events)
             if delta.finish_reason is not None:
                 self._finish(delta, events)
         return events
 
-    def _take(self, piece: Piece, events: list[BlockEvent]) -> None:
-        part = piece.part
-        self._logprobs += piece.delta.logprobs or ()
+    def _cut(self, delta: Delta) -> list[Delta]:
+        """The delta in as many as tokens with logprobs begin in its text. To which block a token
+        counts would else depend on how many tokens a step has made.
+        """
+        text, begin = delta.text, self._length
+        inside = {t.offset - begin for t in self._logprobs if 0 < t.offset - begin < len(text)}
+        if not inside:
+            return [delta]
+        places = [0, *sorted(inside), len(text)]
+        cuts = [Delta(delta.index, text[i:j], [], None) for i, j in itertools.pairwise(places)]
+        cuts[0].token_ids = delta.token_ids
+        cuts[-1].finish_reason, cuts[-1].stop_reason = delta.finish_reason, delta.stop_reason
+        return cuts
+
+    def _take(self, part: Part | None, events: list[BlockEvent]) -> None:
         if isinstance(part, TextPart):
             self._text(part.text, events)
         elif isinstance(part, ReasoningPart):
@@ -127,7 +142,7 @@ class BlockReader:
             self._call_index = part.index
         if part.arguments:
             self._grow(Kind.CALL, part.arguments, events)
-        self._logprobs = []
+        self._read_logprobs()
 
     def _grow(self, kind: Kind, text: str, events: list[BlockEvent]) -> None:
         block = self._open
@@ -161,10 +176,14 @@ class BlockReader:
         """
         if not self._logprobs:
             return []
-        shown = bisect_left(self._logprobs, self._length, key=lambda token: token.offset)
-        waiting, self._logprobs = self._logprobs[:shown], self._logprobs[shown:]
         begin = self._reader.thinking_end or 0
-        return [token for token in waiting if token.offset >= begin]
+        return [token for token in self._read_logprobs() if token.offset >= begin]
+
+    def _read_logprobs(self) -> list[ScoredToken]:
+        """The tokens that wait and have text in what was read; they wait no more."""
+        num_read = bisect_left(self._logprobs, self._length, key=lambda token: token.offset)
+        read, self._logprobs = self._logprobs[:num_read], self._logprobs[num_read:]
+        return read
 
     def _finish(self, delta: Delta, events: list[BlockEvent]) -> None:
         if not self.blocks and self._space:
