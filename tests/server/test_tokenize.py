@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tinyserve
+from tinyserve.server.reference_page import reference_page
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -162,14 +164,40 @@ def test_the_openapi_document_has_every_body(served: Live) -> None:
     for path in ("/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/tokenize",
                  "/detokenize", "/version", "/ping", "/load", "/apply-template"):  # fmt: skip
         assert path in document["paths"]
-    assert served.client.get("/docs").status_code == 200
+
+
+def test_the_reference_shows_every_endpoint_and_loads_nothing(served: Live) -> None:
+    """Without a network, too: it once was blank there."""
+    document = served.client.get("/openapi.json").json()
+    for path in ("/docs", "/docs/"):
+        response = served.client.get(path)
+        assert response.headers["content-type"].startswith("text/html")
+        assert response.headers["content-security-policy"].startswith("default-src 'none'")
+        assert not re.search(r"<script|src=|@import|url\(|<link", response.text)
+        assert re.findall(r'href="([^"]*)"', response.text) == ["/openapi.json"]
+        for endpoint in document["paths"]:
+            assert f"<code>{endpoint}</code></summary>" in response.text
+    assert "<code>truncate_prompt_tokens</code></td><td>integer, -1 to 2147483647" in response.text
+    assert "<code>messages</code></td><td>list of object of role, content" in response.text
+    assert "<code>stop</code></td><td>string or list of string, optional" in response.text
+    assert "how many requests are under way" in response.text.lower()
+
+
+def test_a_reference_escapes_what_it_shows() -> None:
+    told = {"description": "`a<b`", "responses": {"200": {"content": {}}}}
+    document = {"info": {"title": "<t>", "version": "&"}, "paths": {"/<x>": {"get": told}}}
+    page = reference_page(document, '/">')
+    assert "<h1>&lt;t&gt; &amp;</h1>" in page
+    assert "<code>/&lt;x&gt;</code>" in page
+    assert "<p><code>a&lt;b</code></p>" in page
+    assert 'href="/&quot;&gt;"' in page
 
 
 def test_the_documentation_works_in_a_browser_where_a_key_is_set() -> None:
     """A browser sends no bearer token: the key is the password it asks for, on these pages only."""
     with live(make_engine(server={"api_key": ["k"]})) as served:
         get = served.client.get
-        for path in ("/docs", "/redoc", "/openapi.json"):
+        for path in ("/docs", "/openapi.json"):
             refused = get(path)
             assert refused.status_code == 401
             assert refused.headers["www-authenticate"].startswith("Basic realm=")

@@ -26,7 +26,7 @@ from tinyserve.server.web import PATHS
 # The page's own bytes are the same for everybody; what they then ask for needs the key.
 OPEN_PATHS = frozenset({"/health", "/ping"}) | PATHS
 # Pages for a browser, which sends no bearer token of itself: it may ask for the key as a password.
-DOC_PATHS = frozenset({"/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"})
+DOC_PATHS = frozenset({"/docs", "/openapi.json"})
 
 
 def load_keys(config: ServerConfig) -> tuple[str, ...]:

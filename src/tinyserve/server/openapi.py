@@ -1,4 +1,4 @@
-"""The OpenAPI document and the pages that show it, made by FastAPI for the first who asks.
+"""The OpenAPI document, made by FastAPI for the first who asks, and the page that shows it.
 
 What endpoints, which read and check bodies themselves, leave unsaid is added here: request bodies
 (`body_schema`), answers, errors and keys (`complete_document`).
@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
+from starlette.responses import HTMLResponse
 from starlette.routing import Route
 
 import tinyserve
@@ -28,6 +29,7 @@ from tinyserve.server.openapi_schemas import (
     Schema,
 )
 from tinyserve.server.outlet import Scope, Send
+from tinyserve.server.reference_page import HEADERS, reference_page
 from tinyserve.server.session import Receive
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ _MODELS = "#/components/schemas/"
 
 
 class Reference:
-    """`/docs`, `/redoc` and `/openapi.json`, as an ASGI application.
+    """`/docs` and `/openapi.json`, as an ASGI application.
 
     `open_paths`: those that need no key; None where the server asks for none.
     """
@@ -76,12 +78,20 @@ class Reference:
                     await asyncio.sleep(0)
             # Half a second, mostly FastAPI's import.
             self._app = await asyncio.to_thread(self._make)
-        await self._app(scope, receive, send)
+        if scope["route"].path == "/docs":
+            url = scope.get("root_path", "") + "/openapi.json"
+            page = await asyncio.to_thread(reference_page, self._app.openapi(), url)
+            response = HTMLResponse(page, headers=HEADERS)
+            await response(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
     def _make(self) -> FastAPI:
         from fastapi import FastAPI
 
-        app = FastAPI(title="tinyserve", version=tinyserve.__version__)
+        app = FastAPI(
+            title="tinyserve", version=tinyserve.__version__, docs_url=None, redoc_url=None
+        )
         for endpoint in self._endpoints.all:
             if endpoint.in_document:
                 app.add_api_route(
