@@ -129,6 +129,16 @@ def test_errors_have_the_clients_types(served: Live, client: Any) -> None:
         client.messages.create(model="no-such-model", max_tokens=5, messages=HELLO)
 
 
+def test_models(served: Live, client: Any) -> None:
+    (listed,) = client.models.list()
+    told = client.models.retrieve(listed.id)
+    assert (listed.type, listed.id, listed.display_name) == ("model", told.id, told.id)
+    assert listed.created_at == told.created_at
+    assert int(listed.created_at.timestamp()) == served.state.ready()[0].created
+    page = client.models.list(limit=1)
+    assert (page.has_more, page.first_id, page.last_id) == (False, told.id, told.id)
+
+
 def test_responses_have_a_request_id(served: Live, client: Any) -> None:
     import anthropic
 

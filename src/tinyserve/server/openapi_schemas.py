@@ -58,6 +58,7 @@ HEALTH = record(
 MODEL = record(
     {"id": STRING, "object": exactly("model"), "created": COUNT, "owned_by": STRING}
     | {"root": STRING, "parent": TEXT_OR_NULL, "max_model_len": COUNT}
+    | {"type": exactly("model"), "display_name": STRING, "created_at": STRING}
 )
 USAGE = record(
     {
@@ -86,7 +87,10 @@ ANSWERS: Mapping[str, Schema] = {
     "/ping": HEALTH,
     "/version": record({"version": STRING}),
     "/load": record({"server_load": COUNT}),
-    "/v1/models": record({"object": exactly("list"), "data": array(MODEL)}),
+    "/v1/models": record(
+        {"object": exactly("list"), "data": array(MODEL)}
+        | {"first_id": STRING, "last_id": STRING, "has_more": {"type": "boolean"}}
+    ),
     "/v1/models/{name}": MODEL,
     "/v1/completions": record(
         HEAD

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import Any, TypeVar
 
 from tinyserve.engine.build import Engine
@@ -116,6 +117,8 @@ class Service:
         return self.engine.intake.limits.room
 
     def model_object(self, name: str) -> dict[str, Any]:
+        """A served model, in the words of OpenAI and vLLM, then of Anthropic."""
+        created_at = datetime.fromtimestamp(self.created, timezone.utc)
         return {
             "id": name,
             "object": "model",
@@ -124,6 +127,9 @@ class Service:
             "root": self.engine.model_name,
             "parent": None,
             "max_model_len": self.engine.intake.limits.max_model_len,
+            "type": "model",
+            "display_name": name,
+            "created_at": created_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
 
     def resolve_model(self, name: str | None) -> str:

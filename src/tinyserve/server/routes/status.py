@@ -37,7 +37,8 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
     async def models(request: Request) -> Response:
         service, _ = state.ready()
         data = [service.model_object(name) for name in service.names]
-        return json_response({"object": "list", "data": data})
+        ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False}
+        return json_response({"object": "list", "data": data, **ends})
 
     @routes.get("/v1/models/{name:path}", parameters=[NAME])
     async def model(request: Request) -> Response:
