@@ -26,7 +26,8 @@ from tinyserve.server.observe.histogram import Histogram
 from tinyserve.server.observe.http import HTTPMetrics
 from tinyserve.server.observe.metrics import Metrics
 
-Value = float | Mapping[tuple[str, ...], float]
+Values = Mapping[tuple[str, ...], float]
+Value = float | Values
 
 
 @dataclass(frozen=True)
@@ -134,69 +135,37 @@ def _engine_gauges(make: _Families, source: Source, stats: EngineStats) -> Itera
 
 
 def _engine_counters(make: _Families, source: Source, stats: EngineStats) -> Iterable[Metric]:
-    counter = make.counter
-    by_swap, by_recompute = stats.num_preemptions_swap, stats.num_preemptions_recompute
-    at_position: Value = {(str(i),): n for i, n in enumerate(stats.num_accepted_per_position)}
-    out, back = stats.num_swapped_out_blocks, stats.num_swapped_in_blocks
-    return (
-        counter("vllm:prompt_tokens", "Prompt tokens, cached ones too.", stats.num_prompt_tokens),
-        counter("vllm:generation_tokens", "Tokens generated.", stats.num_generation_tokens),
-        counter(
-            "vllm:request_success",
-            "Choices that ended, by reason.",
-            {(reason,): count for reason, count in source.metrics.requests.items()},
-            "finished_reason",
-        ),
-        counter(
-            "vllm:prefix_cache_queries",
-            "Prompt tokens looked up in the prefix cache.",
-            stats.num_prefix_query_tokens,
-        ),
-        counter(
-            "vllm:prefix_cache_hits",
-            "Prompt tokens found in the prefix cache.",
-            stats.num_prefix_hit_tokens,
-        ),
-        counter("vllm:num_preemptions", "Preemptions.", by_swap + by_recompute),
-        counter("vllm:corrupted_requests", "Requests with NaN in logits.", stats.num_corrupted),
-        counter("vllm:spec_decode_num_drafts", "Drafts verified.", stats.num_drafts),
-        counter("vllm:spec_decode_num_draft_tokens", "Draft tokens.", stats.num_draft_tokens),
-        counter(
-            "vllm:spec_decode_num_accepted_tokens",
-            "Draft tokens accepted.",
-            stats.num_accepted_tokens,
-        ),
-        counter(
-            "vllm:spec_decode_num_accepted_tokens_per_pos",
-            "Draft tokens accepted, by position in the draft.",
-            at_position,
-            "position",
-        ),
-        counter(
-            "tinyserve:preemptions",
-            "Preemptions, by what became of the KV.",
-            {("swap",): by_swap, ("recompute",): by_recompute},
-            "kind",
-        ),
-        counter(
-            "tinyserve:swapped_blocks",
-            "Blocks moved to the host arena and back.",
-            {("out",): out, ("in",): back},
-            "direction",
-        ),
-        counter("tinyserve:cow_copies", "Shared blocks copied on write.", stats.num_cow_copies),
-        counter("tinyserve:steps", "Engine steps.", stats.num_steps),
-        counter(
-            "tinyserve:scheduled_tokens",
-            "Token rows that went through the model, recomputed and draft rows too.",
-            stats.num_scheduled_tokens,
-        ),
-        counter(
-            "tinyserve:recomputed_tokens",
-            "Tokens computed again because preemption had dropped their KV.",
-            stats.num_recomputed_tokens,
-        ),
+    s = stats
+    ends: Values = {(reason,): count for reason, count in source.metrics.requests.items()}
+    at: Values = {(str(i),): n for i, n in enumerate(s.num_accepted_per_position)}
+    preempted: Values = {
+        ("swap",): s.num_preemptions_swap,
+        ("recompute",): s.num_preemptions_recompute,
+    }
+    swapped: Values = {("out",): s.num_swapped_out_blocks, ("in",): s.num_swapped_in_blocks}
+    rows: tuple[tuple[str, Value, str], ...] = (
+        ("vllm:prompt_tokens", s.num_prompt_tokens, "Prompt tokens, cached ones too."),
+        ("vllm:generation_tokens", s.num_generation_tokens, "Tokens generated."),
+        ("vllm:prefix_cache_queries", s.num_prefix_query_tokens, "Prompt tokens looked up."),
+        ("vllm:prefix_cache_hits", s.num_prefix_hit_tokens, "Prompt tokens found cached."),
+        ("vllm:num_preemptions", sum(preempted.values()), "Preemptions."),
+        ("vllm:corrupted_requests", s.num_corrupted, "Requests with NaN in logits."),
+        ("vllm:spec_decode_num_drafts", s.num_drafts, "Drafts verified."),
+        ("vllm:spec_decode_num_draft_tokens", s.num_draft_tokens, "Draft tokens."),
+        ("vllm:spec_decode_num_accepted_tokens", s.num_accepted_tokens, "Draft tokens accepted."),
+        ("tinyserve:cow_copies", s.num_cow_copies, "Shared blocks copied on write."),
+        ("tinyserve:steps", s.num_steps, "Engine steps."),
+        ("tinyserve:scheduled_tokens", s.num_scheduled_tokens, "Rows computed, of drafts too."),
+        ("tinyserve:recomputed_tokens", s.num_recomputed_tokens, "Tokens computed again."),
     )
+    by_label: tuple[tuple[str, Values, str, str], ...] = (
+        ("vllm:request_success", ends, "Choices that ended.", "finished_reason"),
+        ("vllm:spec_decode_num_accepted_tokens_per_pos", at, "Draft tokens accepted.", "position"),
+        ("tinyserve:preemptions", preempted, "Preemptions, by what became of the KV.", "kind"),
+        ("tinyserve:swapped_blocks", swapped, "Blocks moved to the host and back.", "direction"),
+    )
+    yield from (make.counter(name, help, value) for name, value, help in rows)
+    yield from (make.counter(name, help, value, label) for name, value, help, label in by_label)
 
 
 def _histograms(make: _Families, metrics: Metrics) -> Iterable[Metric]:
