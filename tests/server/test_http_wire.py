@@ -81,6 +81,28 @@ def test_several_requests_on_one_connection(served: Live) -> None:
             assert wire.read()[0] == expected
 
 
+def test_http_1_0_gets_no_chunks(served: Live) -> None:
+    """Its clients do not know them: a body without a length ends with the connection."""
+
+    def ask(method: str, target: str, body: bytes = b"") -> tuple[str, bytes]:
+        with Wire(served) as wire:
+            kind = ("Content-Type: application/json", f"Content-Length: {len(body)}")
+            wire.send(f"{method} {target} HTTP/1.0", *kind, body=body)
+            head, _, answer = wire.file.read().partition(b"\r\n\r\n")
+            return head.decode().lower(), answer
+
+    head, answer = ask("POST", PATH, b'{"prompt": "x", "max_tokens": 3, "stream": true}')
+    assert "transfer-encoding" not in head
+    assert "connection: close" in head
+    assert sse_events(answer.decode())[-1] == "[DONE]"
+    for method, target, body in (("POST", PATH, BODY), ("GET", "/v1/models", b"")):
+        head, answer = ask(method, target, body)
+        assert f"content-length: {len(answer)}" in head
+        assert json.loads(answer)
+    assert ask("HEAD", "/v1/models")[1] == b""
+    assert b"error" in ask("POST", PATH, b"{")[1]
+
+
 def test_pipelined_requests_are_answered_in_order(served: Live) -> None:
     with Wire(served) as wire:
         for length in (3, 1, 2):

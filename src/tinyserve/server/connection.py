@@ -1,8 +1,9 @@
 """`Connection`: an HTTP/1.1 connection with the bounds that uvicorn does not set.
 
 Headers are bounded in size and in time, and the application may abort the connection: closing it
-would first wait for the client to read what was sent. Input that is not HTTP gets an error in the
-usual shape. An offer to speak another protocol (Java's client makes one with each request:
+would first wait for the client to read what was sent. HTTP/1.0 gets no chunks. Input that is not
+HTTP gets an error in the usual shape. An offer to speak another protocol (Java's client makes one
+with each request:
 `Upgrade: h2c`) is passed over, as RFC 9110 allows, and the request answered.
 """
 
@@ -14,13 +15,24 @@ import json
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from tinyserve.server.errors import error_object
 from tinyserve.server.outlet import ABORT
 
 MAX_HEADER_BYTES = 1 << 16
 HEADER_TIMEOUT_S = 60.0  # from the connection, or a request's first byte, to the end of its headers
+
+
+class _UnchunkedCycle(RequestResponseCycle):
+    """An answer whose body, where it has no length, ends with the connection: HTTP/1.0 knows no
+    chunks (RFC 9112, section 6.1).
+    """
+
+    async def send(self, message: Any) -> None:
+        if message["type"] == "http.response.body":  # what uvicorn still waits for: this piece
+            self.expected_content_length = len(message.get("body", b""))
+        await super().send(message)
 
 
 class Connection(HttpToolsProtocol):
@@ -66,6 +78,9 @@ class Connection(HttpToolsProtocol):
         self._header_bytes = None
         self._stop_timer()
         super().on_headers_complete()
+        if self.parser.get_http_version() == "1.0":
+            self.cycle.chunked_encoding = False
+            self.cycle.__class__ = _UnchunkedCycle  # uvicorn has made it, and not begun to send
 
     def on_message_complete(self) -> None:
         if not self._is_offer():
