@@ -18,7 +18,7 @@ from tinyserve.kernels.ops import SampledToken as SampledToken  # what comes of 
 GREEDY_EPSILON = 1e-5  # temperatures below this are greedy
 MAX_N = 128
 MAX_LOGPROBS = 20
-MAX_STOP_STRINGS = 16
+MAX_STOP_STRINGS = 64
 
 
 @dataclass(frozen=True, kw_only=True)

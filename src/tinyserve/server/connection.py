@@ -3,8 +3,7 @@
 Headers are bounded in size and in time, and the application may abort the connection: closing it
 would first wait for the client to read what was sent. HTTP/1.0 gets no chunks. Input that is not
 HTTP gets an error in the usual shape. An offer to speak another protocol (Java's client makes one
-with each request:
-`Upgrade: h2c`) is passed over, as RFC 9110 allows, and the request answered.
+with each request: `Upgrade: h2c`) is passed over, as RFC 9110 allows, and the request answered.
 """
 
 from __future__ import annotations

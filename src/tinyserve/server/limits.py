@@ -20,6 +20,7 @@ MAX_CHOICES = 1024  # prompts times n
 MAX_SALT_LENGTH = 1024
 MAX_PRIORITY = 2**31
 MAX_CHARACTERS = {"stop": 1024, "bad_words": 256}  # of each string
+MAX_STOP_CHARACTERS = 16384  # of all stop strings: each choice makes tables of them
 MAX_SCORES = 1 << 21  # logprobs kept for one answer, of prompts and of what is not streamed
 
 
@@ -66,6 +67,11 @@ def check_sizes(body: GenerationRequest) -> None:
                 raise RequestError(
                     f"{name}: at most {limit} characters in a string, got {len(text)}", param=name
                 )
+    total = sum(map(len, body.stop)) if isinstance(body.stop, list) else 0
+    if total > MAX_STOP_CHARACTERS:
+        raise RequestError(
+            f"stop: at most {MAX_STOP_CHARACTERS} characters in all, got {total}", param="stop"
+        )
 
 
 def check_completion(body: CompletionRequest) -> None:
