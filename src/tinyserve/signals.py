@@ -1,12 +1,19 @@
-"""Temporary handlers for SIGINT and SIGTERM, which only the main thread may set."""
+"""Temporary handlers for SIGINT and SIGTERM, which only the main thread may set; and what is undone
+where a process ends while a thread is still at work.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import NoReturn
+
+_undos: list[Callable[[], object]] = []
 
 
 @contextlib.contextmanager
@@ -21,3 +28,25 @@ def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
+
+
+@contextlib.contextmanager
+def undone_at_end(undo: Callable[[], object]) -> Iterator[None]:
+    """`undo` is called if the process ends inside the block, which does not end by itself then:
+    nobody waits for daemon threads.
+    """
+    _undos.append(undo)
+    atexit.register(undo)
+    try:
+        yield
+    finally:
+        atexit.unregister(undo)
+        _undos.remove(undo)
+
+
+def end_at_once(status: int) -> NoReturn:
+    """End the process without waiting for any thread, but leave nothing half done behind."""
+    for undo in reversed(tuple(_undos)):
+        with contextlib.suppress(Exception):
+            undo()
+    os._exit(status)

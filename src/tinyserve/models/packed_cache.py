@@ -8,7 +8,6 @@ that does not check out is ignored and written anew. Only the native back end pa
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import hashlib
 import json
@@ -29,6 +28,7 @@ from tinyserve.kernels.ops import NUMERICS_VERSION, Backend, Linear
 from tinyserve.kernels.packing import PACKING_VERSION, PackedWeight, aligned_bytes
 from tinyserve.models.cache import cache_dir, sweep
 from tinyserve.models.checkpoint import Checkpoint
+from tinyserve.signals import undone_at_end
 
 logger = logging.getLogger("tinyserve")
 
@@ -138,21 +138,20 @@ class PackedCache:
         sweep(path.parent, f"*{UNDONE}", STALE_S)  # each is as large as a model
         undone = path.with_name(f"{path.stem}-{os.urandom(8).hex()}{UNDONE}")
         remove = partial(undone.unlink, missing_ok=True)
-        atexit.register(remove)  # a server that ends now does not wait for this thread
-        try:
-            with undone.open("xb") as file:
-                file.write(_first_line(0) + header)
-                checksum = zlib.crc32(header)
-                for array in arrays:
-                    for piece in (array.view(np.uint8).data, bytes(-array.nbytes % ALIGNMENT)):
-                        checksum = zlib.crc32(piece, checksum)
-                        file.write(piece)
-                file.seek(0)
-                file.write(_first_line(checksum))
-            os.replace(undone, path)
-        finally:
-            remove()
-            atexit.unregister(remove)
+        with undone_at_end(remove):
+            try:
+                with undone.open("xb") as file:
+                    file.write(_first_line(0) + header)
+                    checksum = zlib.crc32(header)
+                    for array in arrays:
+                        for piece in (array.view(np.uint8).data, bytes(-array.nbytes % ALIGNMENT)):
+                            checksum = zlib.crc32(piece, checksum)
+                            file.write(piece)
+                    file.seek(0)
+                    file.write(_first_line(checksum))
+                os.replace(undone, path)
+            finally:
+                remove()
 
 
 def _make_room(newest: Path) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -32,7 +31,7 @@ from tinyserve.server.guards import HostGuard, host_rule
 from tinyserve.server.http import App
 from tinyserve.server.listen import duplicates, listening, raise_file_limit, url_of
 from tinyserve.server.state import ServerState
-from tinyserve.signals import handled
+from tinyserve.signals import end_at_once, handled
 
 logger = logging.getLogger("tinyserve.server")
 
@@ -142,7 +141,7 @@ class GracefulServer(uvicorn.Server):
         if self.should_exit:
             logger.warning("a second signal: ending at once")
             logging.shutdown()
-            os._exit(128 + sig)  # no thread is waited for
+            end_at_once(128 + sig)
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
