@@ -234,6 +234,19 @@ def test_log_04_parts_of_characters_can_be_told_apart(served: Live) -> None:
     assert logprobs["text_offset"] == [0, 0, 0, 0, 1]
 
 
+def test_log_04_offsets_after_a_character_that_lacks_bytes(served: Live) -> None:
+    """LOG-04: what followed it was told to begin where it does, or, after a prompt, too late."""
+    encode, said = tokenizer().encode, tokenizer().encode("a😀b", add_special_tokens=False)
+    served.runner.script = [*said[:3], *encode("bc", add_special_tokens=False)]
+    choice = served.complete(max_tokens=5, logprobs=0)["choices"][0]
+    assert choice["text"] == "a\ufffdbc"
+    assert choice["logprobs"]["text_offset"] == [0, 1, 1, 2, 3]
+    served.runner.says("bc")
+    choice = served.complete(said[:3], max_tokens=2, logprobs=0, echo=True)["choices"][0]
+    assert choice["text"] == "a\ufffdbc"
+    assert choice["logprobs"]["text_offset"] == [0, 1, 1, 2, 3]
+
+
 def test_log_06_echo_joins_up(served: Live) -> None:
     """LOG-06."""
     answer = served.complete(

@@ -59,6 +59,17 @@ def test_impossible_bytes_are_replaced_at_once() -> None:
     assert pieces(BYTE_LEVEL, [a, bad, a]) == ["a", "\ufffd", "a", ""]
 
 
+@given(letter=st.sampled_from("é日😀"), used=st.integers(1, 3), token_id=st.integers(0, 300))
+def test_what_cuts_a_character_is_known_before(letter: str, used: int, token_id: int) -> None:
+    """A token that does not go on with the bytes held back leaves them as U+FFFD."""
+    begun = BYTE_LEVEL.encode(letter, add_special_tokens=False)[:-1][:used]
+    detokenizer = BYTE_LEVEL.detokenizer(skip_special_tokens=False)
+    assert not any([detokenizer.push(i) for i in begun])
+    alone = BYTE_LEVEL.decode([token_id], skip_special_tokens=False)
+    both = BYTE_LEVEL.decode([*begun, token_id], skip_special_tokens=False)
+    assert detokenizer.is_cut_by(token_id) == (alone != "" and both == f"\ufffd{alone}")
+
+
 def test_long_word_without_spaces_is_not_held() -> None:
     """STR-18: every token of a URL shows at once."""
     ids = BYTE_LEVEL.encode("https://example.org/a?b=c&d=e")

@@ -207,7 +207,8 @@ class _Offsets:
         return self._detokenizer.strip
 
     def next_offset(self, token_id: int) -> int:
-        offset = self._length
+        # A character that lacks its last bytes is U+FFFD by itself; what follows begins after it.
+        offset = self._length + self._detokenizer.is_cut_by(token_id)
         self._length += len(self._detokenizer.push(token_id))
         return offset
 
@@ -217,7 +218,10 @@ class _Offsets:
             self._length += len(spelled)
 
     def jump_to(self, length: int) -> None:
-        """The echoed prompt may be longer than its decoded ids (text the tokenizer normalised)."""
+        """The echoed prompt may be longer than its decoded ids (text the tokenizer normalised).
+        The answer completes no character that the prompt has begun.
+        """
+        self._detokenizer.flush()
         self._length = length
 
 

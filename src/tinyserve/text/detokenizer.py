@@ -46,6 +46,14 @@ class IncrementalDetokenizer:
         """How many spaces the next text loses at its beginning."""
         return self._strip
 
+    def is_cut_by(self, token_id: int) -> bool:
+        """Whether the character that is held back ends without its last bytes at this token."""
+        if not self._pending or token_id in self._skipped:
+            return False
+        first = self._pieces.bytes_of(token_id)[:1]
+        text, used = utf_8_decode(self._pending + first, "replace", False)
+        return len(text) > 1 or used == len(self._pending)
+
     def push(self, token_id: int) -> str:
         """The text that this token completes; "" while it ends inside a character."""
         if token_id in self._skipped:
