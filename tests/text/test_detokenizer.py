@@ -64,7 +64,7 @@ def test_what_cuts_a_character_is_known_before(letter: str, used: int, token_id:
     """A token that does not go on with the bytes held back leaves them as U+FFFD."""
     begun = BYTE_LEVEL.encode(letter, add_special_tokens=False)[:-1][:used]
     detokenizer = BYTE_LEVEL.detokenizer(skip_special_tokens=False)
-    assert not any([detokenizer.push(i) for i in begun])
+    assert "".join(detokenizer.push(i) for i in begun) == ""
     alone = BYTE_LEVEL.decode([token_id], skip_special_tokens=False)
     both = BYTE_LEVEL.decode([*begun, token_id], skip_special_tokens=False)
     assert detokenizer.is_cut_by(token_id) == (alone != "" and both == f"\ufffd{alone}")

@@ -204,6 +204,25 @@ def test_keywords_that_ask_for_nothing_are_no_hindrance(
     assert not accepts(schema(named), json.dumps(dict.fromkeys(idle, "x")))  # a property so called
 
 
+@pytest.mark.parametrize(
+    "dialect",
+    [
+        "http://json-schema.org/draft-07/schema#",
+        "https://json-schema.org/draft/2020-12/schema",
+        "https://json-schema.org/draft-07/schema#",
+        "http://json-schema.org/schema#",
+        "https://spec.openapis.org/oas/3.1/dialect/base",
+        "draft-07",
+    ],
+)
+def test_no_dialect_is_looked_up(dialect: str) -> None:
+    """One that is unknown, or misspelled, was looked for in vain, and the schema refused."""
+    part = {"$schema": dialect, "type": "boolean"}
+    spec = schema({"$schema": dialect, "type": "object", "properties": {"$schema": part}})
+    assert accepts(spec, '{"$schema": true}')
+    assert not accepts(spec, '{"$schema": 1}')
+
+
 def test_end_tokens_padding_and_special_tokens() -> None:
     allowed = allowed_after(compiler().compile(regex("(?s:.)*")), "any text")
     assert allowed is not None

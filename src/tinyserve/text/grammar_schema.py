@@ -8,6 +8,7 @@ stands. In the same way a schema that names no type means the one that its keywo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
@@ -26,6 +27,13 @@ _IDLE: dict[str, tuple[Any, ...]] = {
     "unevaluatedProperties": ({}, True),
     "unevaluatedItems": ({}, True),
 }
+
+# The dialects that llguidance tells apart. Others (OpenAPI's, or one of these misspelled) need not
+# be known to follow the keywords, and would be looked up in vain.
+_DIALECTS = re.compile(
+    r"http://json-schema\.org/draft-0[3467]/schema#?"
+    r"|https://json-schema\.org/draft/20(19-09|20-12)/schema#?"
+)
 
 # JSON schema takes 2.0 for the integer 2, and some serializers write nothing else.
 _COUNTS = frozenset(
@@ -78,6 +86,8 @@ def without_idle(schema: Any) -> Any:
 
 
 def _is_idle(key: str, value: Any) -> bool:
+    if key == "$schema" and isinstance(value, str):
+        return not _DIALECTS.fullmatch(value)
     return any(type(value) is type(idle) and value == idle for idle in _IDLE.get(key, ()))
 
 
