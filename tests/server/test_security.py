@@ -210,14 +210,19 @@ def test_cors_opened_for_one_origin_lets_the_preflight_pass_without_a_key() -> N
         assert response.status_code == 200
         assert response.headers["access-control-allow-origin"] == "http://app.example"
         assert "authorization" in response.headers["access-control-allow-headers"].lower()
+        private = {**asked, "access-control-request-private-network": "true"}
+        response = served.client.options(COMPLETIONS, headers=private)
+        assert response.status_code == 200  # a public page that calls this machine, in Chrome
+        assert response.headers["access-control-allow-private-network"] == "true"
         refused = served.client.get("/v1/models", headers=asked)
         assert refused.status_code == 401  # and the browser may read why
         assert refused.headers["access-control-allow-origin"] == "http://app.example"
         answered = served.client.get("/v1/models", headers={**asked, **bearer("k")})
         assert answered.status_code == 200
         other = served.client.options(
-            COMPLETIONS, headers={**asked, "origin": "http://evil.example"}
+            COMPLETIONS, headers={**private, "origin": "http://evil.example"}
         )
+        assert other.status_code == 400
         assert "access-control-allow-origin" not in other.headers
 
 
