@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -139,7 +138,7 @@ def _normalise(p: SamplingParams) -> None:
         put("seed", None)
     try:
         put("logit_bias", {_token_id(k): float(v) for k, v in (p.logit_bias or {}).items()})
-    except (TypeError, ValueError, AttributeError):
+    except (TypeError, ValueError, OverflowError, AttributeError):
         raise RequestError("logit_bias maps token ids to numbers", param="logit_bias") from None
 
 
@@ -201,8 +200,8 @@ def _check_ranges(p: SamplingParams) -> None:
 
 def _number(p: SamplingParams, name: str, low: float, high: float) -> None:
     value = getattr(p, name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        _fail(name, repr(value), "a finite number")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        _fail(name, repr(value), "a number")
     if not low <= value <= high:
         _fail(name, repr(value), f"between {low:g} and {high:g}")
 
