@@ -204,6 +204,15 @@ def test_keywords_that_ask_for_nothing_are_no_hindrance(
     assert not accepts(schema(named), json.dumps(dict.fromkeys(idle, "x")))  # a property so called
 
 
+@pytest.mark.parametrize("most", [2**32, 2**53 - 1, 2**63 - 1, 1e308])
+def test_the_largest_number_there_is_is_no_limit(most: float) -> None:
+    """Regular expressions count no further than 2**32."""
+    text = {"type": "string", "minLength": 1, "maxLength": most}
+    spec = schema({"type": "array", "items": text, "maxItems": most})
+    assert accepts(spec, '["a", "bc"]')
+    assert not accepts(spec, '[""]')
+
+
 @pytest.mark.parametrize(
     "dialect",
     [

@@ -168,6 +168,16 @@ def test_schemas_that_say_nothing_mean_any_object(schema: dict[str, Any]) -> Non
     assert accepts(grammar, write_calls(HERMES, [("f", {"a": [1]})]))
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_counts_of_any_spelling_hold(strict: bool) -> None:
+    """The largest number there is is no limit, and 2.0 is 2."""
+    text = {"type": "string", "minLength": 2.0, "maxLength": 2**53 - 1}
+    schema = {"type": "object", "properties": {"a": text}}
+    grammar = calls_grammar(HERMES, [Function("f", schema, is_strict=strict)])
+    assert accepts(grammar, write_calls(HERMES, [("f", {"a": "xy"})]))
+    assert not accepts(grammar, write_calls(HERMES, [("f", {"a": "x"})]))
+
+
 @pytest.mark.parametrize("odd", [{"type": "uint64"}, {"pattern": "^(?=a)b$", "type": "string"}])
 def test_strict_functions_are_taken_at_their_word(odd: dict[str, Any]) -> None:
     schema = {"type": "object", "properties": {"a": odd}}

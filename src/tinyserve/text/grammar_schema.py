@@ -36,9 +36,11 @@ _DIALECTS = re.compile(
 )
 
 # JSON schema takes 2.0 for the integer 2, and some serializers write nothing else.
-_COUNTS = frozenset(
-    ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-)
+_LEAST = frozenset(("minLength", "minItems", "minProperties"))
+_MOST = frozenset(("maxLength", "maxItems", "maxProperties"))
+# Some generators write the largest number they know where there is no limit, and it is too large
+# for a regular expression. No answer is as long as this.
+_ENDLESS = 1 << 31
 _ABOUT: dict[str, frozenset[str]] = {
     "object": frozenset(("properties", "patternProperties", "additionalProperties", "required")),
     "array": frozenset(("items", "prefixItems", "minItems", "maxItems")),
@@ -79,7 +81,7 @@ def without_idle(schema: Any) -> Any:
 
     def rewrite(schema: Mapping[str, Any]) -> Mapping[str, Any]:
         kept = {k: v for k, v in schema.items() if not _is_idle(k, v)}
-        whole = {k: int(v) for k, v in kept.items() if k in _COUNTS and _is_whole_float(v)}
+        whole = {k: int(v) for k, v in kept.items() if k in _LEAST | _MOST and _is_whole_float(v)}
         return {**kept, **whole}
 
     return rewritten(schema, rewrite)
@@ -88,6 +90,8 @@ def without_idle(schema: Any) -> Any:
 def _is_idle(key: str, value: Any) -> bool:
     if key == "$schema" and isinstance(value, str):
         return not _DIALECTS.fullmatch(value)
+    if key in _MOST and isinstance(value, int | float):
+        return value >= _ENDLESS
     return any(type(value) is type(idle) and value == idle for idle in _IDLE.get(key, ()))
 
 

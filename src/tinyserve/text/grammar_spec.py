@@ -111,8 +111,9 @@ def json_schema_spec(schema: Any, param: str, style: JsonStyle | None = None) ->
     if not isinstance(schema, Mapping):
         raise RequestError(f"{param} must be a JSON schema, which is an object", param=param)
     try:
+        schema = without_idle(schema)
         has_exact_numbers = is_exact(schema)
-        schema = (style or JsonStyle()).apply(with_types(without_idle(schema)))
+        schema = (style or JsonStyle()).apply(with_types(schema))
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise RequestError(f"{param} is not JSON: {error}", param=param) from None

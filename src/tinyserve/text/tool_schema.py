@@ -41,9 +41,9 @@ def arguments_schema(
     parameters: Mapping[str, Any] | None, *, is_strict: bool = False
 ) -> dict[str, Any]:
     """What a function's arguments follow, always an object. Raises RecursionError if too deep."""
-    schema = NO_PARAMETERS if parameters is None else parameters
+    schema = without_idle(NO_PARAMETERS if parameters is None else parameters)
     if is_strict:
-        return {**_settled(without_idle(schema)), "x-guidance": STYLE}
+        return {**_settled(schema), "x-guidance": STYLE}
     cleaned = _settled(rewritten(schema, _cleaned))
     return {**cleaned, "type": "object", "x-guidance": {**STYLE, "lenient": True}}
 
