@@ -84,6 +84,21 @@ def test_rendered_prompts(served: Live, path: str) -> None:
     assert refused(served, path, messages=[])["param"] == "messages"
 
 
+@pytest.mark.parametrize("keep", [3, -1])
+def test_rendered_prompts_are_cut_where_the_model_would_see_them_cut(
+    served: Live, keep: int
+) -> None:
+    room = served.state.ready()[0].room
+    messages = [{"role": "user", "content": "a b " * room}]
+    body = {"messages": messages, "truncate_prompt_tokens": keep, "max_tokens": 2}
+    rendered = ok(served.post("/apply-template", **body))
+    answer = ok(served.post("/v1/chat/completions", **body, return_token_ids=True))
+    assert rendered["tokens"] == answer["prompt_token_ids"]
+    assert rendered["count"] == (3 if keep == 3 else room - 2)
+    body["truncate_prompt_tokens"] = 0
+    assert refused(served, "/apply-template", **body)["param"] == "truncate_prompt_tokens"
+
+
 @pytest.mark.parametrize(
     ("tokens", "param"),
     [

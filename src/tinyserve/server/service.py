@@ -228,6 +228,15 @@ class Service:
             return None
         return await compiled(self.engine.intake.grammars, spec)
 
+    async def chat_prompt(self, body: ChatRequest) -> list[int]:
+        """What the model would read of a conversation, cut where it asks for that. Raises
+        RequestError.
+        """
+        self._check_common(body, "top_logprobs", body.top_logprobs)
+        with renamed(_own_names(body)):
+            params = self.engine.intake.params(body.sampling_fields(), max_tokens=None)
+        return truncated(await self.encode_chat(body), body, params, self.room)
+
     async def encode_chat(self, body: ChatRequest) -> list[int]:
         """The prompt of a conversation, as token ids. Raises RequestError."""
         return await self.off_loop_if(prompt_size(body), encode_chat, self.engine, body)
