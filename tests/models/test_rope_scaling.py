@@ -114,6 +114,15 @@ def test_both_spellings_mean_the_same(name: str) -> None:
     assert new.kind == {"default": "none"}.get(name, name.partition("-")[0])
 
 
+def test_scaling_added_by_hand_wins_over_what_was_saved() -> None:
+    """Model cards say `rope_scaling`; transformers 5 has saved `rope_parameters` beside it."""
+    data = config_json("default")
+    data["rope_scaling"] = {"type": "yarn", **SCALINGS["yarn"]}
+    assert read_rope(data, "config.json") == read_rope(config_json("yarn"), "config.json")
+    data["max_position_embeddings"] = 1024
+    assert max_positions(data) == 4096
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [("default", 4096), ("linear", 16384), ("dynamic", 12288), ("llama3", 4096), ("yarn", 4096)],

@@ -40,7 +40,8 @@ def read_rope(data: Json, source: str) -> RopeConfig:
     part = number(data, "partial_rotary_factor", 1.0, source)
     if number(scaling, "partial_rotary_factor", part, source) != 1.0:
         raise ModelLoadError(f"{source}: partial_rotary_factor is not supported")
-    theta = number(data, "rope_theta", _DEFAULT_THETA, source)
+    theta = number(section(data, "rope_parameters", source), "rope_theta", _DEFAULT_THETA, source)
+    theta = number(data, "rope_theta", theta, source)
     theta = number(scaling, "rope_theta", theta, source)
     if kind == "none":
         return RopeConfig(theta=theta)
@@ -87,8 +88,11 @@ def _times(positions: int, factor: float) -> int:
 
 
 def _scaling(data: Json, source: str) -> Json:
-    """The scaling object: `rope_parameters` (transformers 5, theta inside) or `rope_scaling`."""
-    scaling = section(data, "rope_parameters", source) or section(data, "rope_scaling", source)
+    """The scaling object: `rope_scaling`, or `rope_parameters` (transformers 5, theta inside).
+
+    Model cards tell users to add the former for long contexts, so it wins over what was saved.
+    """
+    scaling = section(data, "rope_scaling", source) or section(data, "rope_parameters", source)
     nested = [value for value in scaling.values() if isinstance(value, Mapping)]
     if not nested:
         return scaling
