@@ -170,6 +170,15 @@ def test_an_ordinary_token_of_that_name_ends_nothing(tmp_path: Path) -> None:
     assert loaded.eos_token_ids == (1, 7, 2)
 
 
+def test_an_added_token_of_that_name_ends_a_text(tmp_path: Path) -> None:
+    """LOAD-02: converters make a fine-tune's added tokens user-defined, ends of turns too."""
+    metadata = {
+        "tokenizer.ggml.token_type": [4, 3, 3] + [1] * 509,
+        "tokenizer.ggml.eos_token_id": 1,
+    }
+    assert reload(tmp_path, synthetic_checkpoint(), metadata=metadata).eos_token_ids == (1, 2, 0)
+
+
 def test_the_tokenizer_is_read_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = synthetic_checkpoint()
     with monkeypatch.context() as patch:

@@ -15,9 +15,9 @@ from tinyserve.models.gguf_file import StringArray
 from tinyserve.models.gguf_metadata import Metadata
 from tinyserve.text.tokenizer_spec import GGUFVocab, TokenizerSpec
 
-# Special tokens that end a turn or a text wherever they exist: ChatML, Llama 3 (turn, tool call,
-# text), Phi, GPT-2. Files name one id as EOS, often the wrong one of several; llama.cpp keeps a
-# list like this for the same reason.
+# Special or added tokens that end a turn or a text wherever they exist: ChatML, Llama 3 (turn, tool
+# call, text), Phi, GPT-2. Files name one id as EOS, often the wrong one of several; llama.cpp keeps
+# a list like this for the same reason.
 END_OF_TEXT = (
     "<|im_end|>",
     "<|eot_id|>",
@@ -26,7 +26,8 @@ END_OF_TEXT = (
     "<|end|>",
     "<|endoftext|>",
 )
-_CONTROL = 3  # token type of special tokens
+# Token types: special, and user-defined, which is what a fine-tune's added tokens become.
+_ADDED = (3, 4)
 _SPECIAL_IDS = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
@@ -56,7 +57,7 @@ def read_tokenizer_spec(metadata: Metadata) -> TokenizerSpec:
 
 
 def read_eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
-    """The file's EOS and end-of-turn ids, then those of `END_OF_TEXT` that are special here."""
+    """The file's EOS and end-of-turn ids, then those of `END_OF_TEXT` that are not ordinary."""
     named = [metadata.get(f"tokenizer.ggml.{kind}_token_id", int) for kind in ("eos", "eot", "eom")]
     ids = [token_id for token_id in named if token_id is not None]
     tokens = metadata.strings("tokenizer.ggml.tokens")
@@ -64,7 +65,7 @@ def read_eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
     if tokens is not None and types is not None:
         found = tokens.find(END_OF_TEXT)
         ids += [found[text] for text in END_OF_TEXT if text in found]
-        ids = [i for i in ids if i in named or (i < len(types) and types[i] == _CONTROL)]
+        ids = [i for i in ids if i in named or (i < len(types) and types[i] in _ADDED)]
     return tuple(dict.fromkeys(ids))
 
 
