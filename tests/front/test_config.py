@@ -65,6 +65,12 @@ def test_sections_and_keys_may_be_left_out(tmp_path: Path) -> None:
     assert TinyServeConfig.from_yaml(path) == TinyServeConfig()
 
 
+def test_yaml_may_merge_mappings(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("server: {<<: {port: 1, root_path: /x}, port: 2}\n")
+    assert TinyServeConfig.from_yaml(path).server == ServerConfig(port=2, root_path="/x")
+
+
 def test_values_are_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         TinyServeConfig().cache.block_size = 32  # type: ignore[misc]
