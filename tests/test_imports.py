@@ -25,7 +25,7 @@ LINES = (
     (
         *("errors", "config", "config_engine", "config_server", "config_sources"),
         *("settings", "settings_yaml", "kv_budget"),
-        *("logs", "signals"),
+        *("files", "logs", "signals"),
     ),
     ("kernels", "text"),
     ("models", "kv"),

@@ -151,6 +151,7 @@ def test_sliding_windows(
         ({"quantization_config": {"quant_method": "awq"}}, "awq are not supported yet"),
         ({"quantization_config": {"quant_method": "fp8"}}, "fp8 are not supported yet"),
         ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({"quantization": {"group_size": 64, "bits": 4}}, "with MLX are not supported"),
         ({"rope_scaling": {"type": "su", "factor": 2}}, "rope scaling 'su'"),
         ({"layer_types": ["full_attention"]}, "layer_types"),
     ],

@@ -120,6 +120,18 @@ def test_a_tied_model_ignores_a_head_of_its_own(tmp_path: Path, has_head: bool) 
     assert HEAD not in loaded.tensors.names()
 
 
+def test_a_tied_model_may_be_saved_under_the_name_of_its_head(tmp_path: Path) -> None:
+    """LOAD-01: of two names for one tensor, `safetensors.torch.save_model` keeps the first."""
+    source = synthetic_checkpoint(tie_word_embeddings=True)
+    write_checkpoint(source, tmp_path, dtype="f32")
+    tensors = {name: values(source, name) for name in source.tensors.names()}
+    tensors[HEAD] = tensors.pop("model.embed_tokens.weight")
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    loaded = load_checkpoint(str(tmp_path))
+    assert set(loaded.tensors.names()) == set(source.tensors.names())
+    np.testing.assert_array_equal(values(loaded, "model.embed_tokens.weight"), tensors[HEAD])
+
+
 def test_an_untied_model_without_a_head_uses_its_embedding(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,6 +218,27 @@ def test_damaged_json_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelLoadError, match=r"config\.json does not hold a JSON object"):
         load_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+)
+def test_pointers_of_git_lfs_are_called_so(tmp_path: Path, name: str) -> None:
+    """A template that is one would else become every prompt."""
+    write_checkpoint(synthetic_checkpoint(), tmp_path)
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:1\n")
+    with pytest.raises(ModelLoadError, match=rf"{name}: it is a Git LFS pointer; `git lfs pull`"):
+        Tokenizer.from_spec(load_checkpoint(str(tmp_path)).tokenizer_spec())
+
+
+def test_marks_that_editors_begin_files_with_are_none_of_the_text(tmp_path: Path) -> None:
+    write_checkpoint(synthetic_checkpoint(), tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    for name in ("config.json", "tokenizer_config.json", "chat_template.jinja"):
+        text = (tmp_path / name).read_text(encoding="utf-8")
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    tokenizer = Tokenizer.from_spec(load_checkpoint(str(tmp_path)).tokenizer_spec())
+    assert tokenizer.chat_template.render([{"role": "user", "content": "Hi"}]) == "Hi"
 
 
 def test_generation_config_is_heeded(tmp_path: Path) -> None:

@@ -57,6 +57,8 @@ def test_the_default_model_by_either_name(tmp_path: Path, monkeypatch: pytest.Mo
     ("name", "said"),
     [
         ("no-such-model", "was not found.*no folder or file .*no-such-model.*org/name"),
+        ("org/name:Q4_K_M", r"was not found.*org/name:FILE\.gguf"),
+        ("https://huggingface.co/org/name", r"was not found.*hub.*org/name@revision"),
         ("./no/such/folder", "was not found"),
         ("some/folder/file.gguf", "was not found"),
         ("model.gguf", "was not found"),
@@ -71,6 +73,27 @@ def test_names_that_mean_nothing(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ModelLoadError, match=said):
         load_checkpoint(name)
+
+
+def test_a_name_is_told_where_the_working_folder_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    with pytest.raises(ModelLoadError, match=r"model 'model\.gguf' was not found"):
+        load_checkpoint("model.gguf")
+
+
+def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
+    """What an interrupted download leaves in the hub's cache."""
+    write_checkpoint(synthetic_checkpoint(), tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.unlink()
+    path.symlink_to(tmp_path / "blobs" / "gone")
+    with pytest.raises(ModelLoadError, match=r"cannot read .*/model\.safetensors: No such file"):
+        load_checkpoint(str(tmp_path))
 
 
 @pytest.mark.parametrize("has_base", [False, True])

@@ -51,9 +51,10 @@ def test_generation_prompt_can_be_left_out() -> None:
     assert render(CHATML, user(), add_generation_prompt=False).endswith("Hi<|im_end|>\n")
 
 
-def test_model_without_template() -> None:
-    """CHAT-01: only chat fails, and the message says what to do."""
-    template = ChatTemplate(None)
+@pytest.mark.parametrize("source", [None, "", " \n"])
+def test_model_without_template(source: str | None) -> None:
+    """CHAT-01: only chat fails, and the message says what to do. An empty one shows nothing."""
+    template = ChatTemplate(source)
     with pytest.raises(RequestError, match="--chat-template") as caught:
         template.render([user()])
     assert (caught.value.param, caught.value.status) == ("messages", 400)

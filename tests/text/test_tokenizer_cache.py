@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tiny_tokenizers import byte_level_backend, gguf_byte_level, gguf_sentencepiece
 
+from tinyserve.text import tokenizer_cache
 from tinyserve.text.tokenizer import Tokenizer
 from tinyserve.text.tokenizer_spec import GGUFVocab, TokenizerSpec
 
@@ -94,6 +95,24 @@ def test_unwritable_cache_costs_only_time(tmp_path: Path, caplog: pytest.LogCapt
     with caplog.at_level(logging.WARNING):
         assert load(vocab, blocker).encode("hello")
     assert "cannot write the tokenizer cache" in caplog.text
+
+
+def test_entries_that_nobody_uses_any_more_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each retrained model has an entry of its own, of several megabytes."""
+    vocab = CountingVocab(gguf_byte_level())
+    load(vocab, tmp_path, "used")
+    (used,) = entries(tmp_path)
+    monkeypatch.setattr(tokenizer_cache, "KEPT", 2 * used.stat().st_size)
+    for index in range(3):
+        for age, path in enumerate(entries(tmp_path)):
+            os.utime(path, (age, age))
+        load(vocab, tmp_path, "used")
+        load(vocab, tmp_path, f"other {index}")
+    assert len(entries(tmp_path)) == 2
+    assert used in entries(tmp_path)
+    assert vocab.num_reads == 4
 
 
 def test_changed_tokenizer_file_is_noticed(tmp_path: Path) -> None:

@@ -88,13 +88,6 @@ def drawable_ids(ids: Collection[int], config: ModelConfig, source: str) -> tupl
     return tuple(token_id for token_id in ids if token_id not in strange)
 
 
-def pointer_hint(path: Path) -> str:
-    """The end of an error message: a clone without Git LFS holds pointers in place of files."""
-    with path.open("rb") as file:
-        is_pointer = file.read(24).startswith(b"version https://git-lfs")
-    return ": it is a Git LFS pointer; `git lfs pull` fetches the file itself" if is_pointer else ""
-
-
 def load_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoint:
     """Find and open a model; raises ModelLoadError saying what is missing, damaged or unsupported.
 
@@ -121,10 +114,18 @@ def load_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoi
     hub_id = parse_hub_id(model)
     if hub_id is None:
         raise ModelLoadError(
-            f"model {model!r} was not found: there is no folder or file {Path(model).absolute()}, "
-            "and it is not the name of a Hugging Face repository (org/name) either"
+            f"model {model!r} was not found: there is no folder or file {_absolute(model)}, and "
+            "it is not the name of a model on the Hugging Face hub either (org/name, "
+            "org/name@revision, or org/name:FILE.gguf)"
         )
     return load_path(download(hub_id), model)
+
+
+def _absolute(model: str) -> Path:
+    try:
+        return Path(model).absolute()
+    except OSError:  # the working folder has been removed
+        return Path(model)
 
 
 def load_path(path: Path, name: str) -> Checkpoint:
@@ -134,7 +135,7 @@ def load_path(path: Path, name: str) -> Checkpoint:
     try:
         return _load_existing(path, name)
     except OSError as error:  # no permission, an input error, a file that vanished
-        raise ModelLoadError(f"cannot read {path}: {reason_of(error)}") from error
+        raise ModelLoadError(f"cannot read {error.filename or path}: {reason_of(error)}") from error
 
 
 def _existing_path(model: str) -> Path | None:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinyserve.errors import ModelLoadError
-from tinyserve.models.checkpoint import pointer_hint
+from tinyserve.files import pointer_hint
 from tinyserve.models.gguf_types import SUPPORTED, type_name
 
 MAGIC = b"GGUF"

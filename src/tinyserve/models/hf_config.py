@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyserve.errors import ModelLoadError, reason_of
+from tinyserve.files import read_text
 from tinyserve.models.config import ModelConfig
 from tinyserve.models.hf_fields import (
     Json,
@@ -56,7 +57,7 @@ def read_json(path: Path, *, required: bool = True) -> dict[str, Any]:
 def read_value(path: Path) -> Any:
     """Any JSON. Raises ModelLoadError naming the file."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_text(path))
     except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"cannot read {path}: {reason_of(error)}") from error
 
@@ -162,8 +163,9 @@ def _refuse_variants(data: Json, source: str) -> None:
     quantization = section(data, "quantization_config", source) or section(
         data, "compression_config", source
     )
-    if quantization:
-        method = quantization.get("quant_method", "unknown")
+    of_mlx = section(data, "quantization", source)
+    if quantization or of_mlx:
+        method = "MLX" if of_mlx else quantization.get("quant_method", "unknown")
         raise ModelLoadError(
             f"{source}: checkpoints quantized with {method} are not supported yet; use a GGUF file "
             "or the unquantized model (--quantization int8|int4 quantizes it at load)"

@@ -19,7 +19,7 @@ from tinyserve.models.hf_config import (
     read_sampling_defaults,
     read_value,
 )
-from tinyserve.models.layout import LM_HEAD, check_layout, tensor_shapes, unexpected
+from tinyserve.models.layout import EMBEDDING, LM_HEAD, check_layout, tensor_shapes, unexpected
 from tinyserve.models.safetensors_loader import (
     SafetensorsSource,
     StoredTensor,
@@ -53,6 +53,8 @@ def load_folder(folder: Path, name: str) -> Checkpoint:
     config = read_model_config(data, str(path))
     files = find_files(folder)
     tensors = _named_alike(open_tensors(files, read_index(folder)))
+    if config.tie_word_embeddings and EMBEDDING not in tensors and LM_HEAD in tensors:
+        tensors[EMBEDDING] = tensors[LM_HEAD]  # of two names for one tensor, the other was saved
     config = _resolve_head(config, tensors.keys(), folder)
     shapes = {tensor: stored.shape for tensor, stored in tensors.items()}
     check_layout(config, shapes, str(folder))

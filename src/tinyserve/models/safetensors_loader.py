@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinyserve.errors import ModelLoadError
+from tinyserve.files import pointer_hint, read_text
 from tinyserve.kernels.formats import F32, FloatWeight, widen
-from tinyserve.models.checkpoint import pointer_hint
 from tinyserve.models.layout import Shape
 
 INDEX = "model.safetensors.index.json"
@@ -190,7 +190,7 @@ def read_index(folder: Path) -> dict[str, Path]:
     if not path.is_file():
         return {}
     try:
-        named = json.loads(path.read_text(encoding="utf-8"))["weight_map"].items()
+        named = json.loads(read_text(path))["weight_map"].items()
         homes = {tensor: folder / file for tensor, file in named}
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise ModelLoadError(f"{path} is damaged: {error!r}") from error

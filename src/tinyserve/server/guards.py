@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tinyserve.config import ServerConfig
 from tinyserve.errors import ConfigError, reason_of
+from tinyserve.files import read_text
 from tinyserve.server.errors import HTTPError, failure
 from tinyserve.server.http import App, basic_password, given_key, request_id_headers
 from tinyserve.server.messages_errors import in_dialect
@@ -34,9 +35,8 @@ def load_keys(config: ServerConfig) -> tuple[str, ...]:
     if config.api_key_file is None:
         return config.api_key
     try:
-        # Windows' editors begin a file with a mark, which would become part of the first key.
-        lines = Path(config.api_key_file).read_text(encoding="utf-8-sig").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = read_text(Path(config.api_key_file)).splitlines()
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"server.api_key_file: cannot read {config.api_key_file}: {reason_of(error)}"
         ) from None

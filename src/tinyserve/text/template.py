@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tinyserve.errors import ConfigError, RequestError, reason_of
+from tinyserve.files import read_text
 from tinyserve.text.template_forms import forms, with_parts
 from tinyserve.text.tool_prompt import (
     template_knows_calls,
@@ -64,7 +65,7 @@ class ChatTemplate:
         named: Mapping[str, str] | None = None,
         special_tokens: Mapping[str, str] | None = None,
     ) -> None:
-        self._source = source
+        self._source = source if source and source.strip() else None  # a blank file says nothing
         self._named = dict(named or {})
         self._special_tokens = dict(special_tokens or {})
         self._compiled: dict[str, jinja2.Template] = {}
@@ -257,7 +258,7 @@ def _file_or_text(value: str) -> str:
     looks_inline = "{" in value or "\n" in value
     try:
         if not looks_inline or Path(value).is_file():
-            return Path(value).read_text(encoding="utf-8")
+            return read_text(Path(value))
     except (OSError, ValueError) as error:
         if not looks_inline:
             raise ConfigError(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tinyserve.errors import ModelLoadError
+from tinyserve.files import pointer_hint
 from tinyserve.text.tokenizer_spec import TokenizerSpec
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+KEPT = 256 << 20  # bytes of all entries; beyond that the least recently used are removed
 CACHE_VERSION = 1  # change it whenever the same files would give another tokenizer
 
 
@@ -52,7 +54,10 @@ def _build(spec: TokenizerSpec) -> tokenizers.Tokenizer:
         try:
             return tokenizers.Tokenizer.from_buffer(spec.tokenizer_json.read_bytes())
         except Exception as error:  # the library raises bare Exception
-            raise ModelLoadError(f"cannot read {spec.tokenizer_json}: {error}") from error
+            hint = "" if isinstance(error, OSError) else pointer_hint(spec.tokenizer_json)
+            raise ModelLoadError(
+                f"cannot read {spec.tokenizer_json}{hint or f': {error}'}"
+            ) from error
     from tinyserve.text.gguf_tokenizer import build_gguf_tokenizer
 
     return build_gguf_tokenizer(spec.load_vocab(), spec.special_token_ids.get("bos_token"))
@@ -75,6 +80,8 @@ def _read(path: Path) -> tokenizers.Tokenizer | None:
         checksum, _, body = path.read_bytes().partition(b"\n")
         if checksum != _checksum(body):
             raise ValueError("checksum mismatch")
+        with contextlib.suppress(OSError):  # a read-only cache is fine
+            os.utime(path)  # it has been used
         return tokenizers.Tokenizer.from_buffer(body)
     except FileNotFoundError:
         return None
@@ -94,6 +101,19 @@ def _write(path: Path, backend: tokenizers.Tokenizer) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink()
         logger.warning("cannot write the tokenizer cache %s: %s", path, error)
+        return
+    with contextlib.suppress(OSError):  # others make room, too
+        _make_room(path)
+
+
+def _make_room(newest: Path) -> None:
+    """Keep the folder within KEPT, with what killed writers left in it."""
+    files = [(path.stat().st_mtime, path) for path in newest.parent.iterdir()]
+    total = 0
+    for _, path in sorted(files, reverse=True):
+        total += path.stat().st_size
+        if total > KEPT and path != newest:
+            path.unlink()
 
 
 def _fast_json(backend: tokenizers.Tokenizer) -> bytes:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tinyserve.errors import ModelLoadError, reason_of
+from tinyserve.files import read_text
 
 # The special tokens a chat template may name, under Hugging Face's names.
 SPECIAL_TOKEN_NAMES = (
@@ -135,7 +136,7 @@ def _no_tokenizer_message(folder: Path) -> str:
 def _read_json(path: Path) -> dict[str, Any]:
     """A JSON object, {} where the file is absent. All its texts are Unicode."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
         json.dumps(value, ensure_ascii=False).encode()  # JSON can spell half of a surrogate pair
     except FileNotFoundError:
         return {}
@@ -148,7 +149,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except (OSError, ValueError) as error:
         raise ModelLoadError(f"cannot read {path}: {reason_of(error)}") from error
 

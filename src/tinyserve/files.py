@@ -1,0 +1,25 @@
+"""Text files that people bring: what editors and Git put into them. Knows no format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_POINTER = b"version https://git-lfs"
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file, without the mark that editors on Windows may begin one with.
+
+    Raises OSError, and ValueError for another encoding or a pointer of Git LFS.
+    """
+    text = path.read_text(encoding="utf-8-sig")
+    if text.startswith(_POINTER.decode()):
+        raise ValueError(pointer_hint(path).removeprefix(": "))
+    return text
+
+
+def pointer_hint(path: Path) -> str:
+    """The end of an error message: a clone without Git LFS holds pointers in place of files."""
+    with path.open("rb") as file:
+        is_pointer = file.read(24).startswith(_POINTER)
+    return ": it is a Git LFS pointer; `git lfs pull` fetches the file itself" if is_pointer else ""
