@@ -43,6 +43,22 @@ def test_version_1_has_other_names_and_a_number_for_no_limit(tmp_path: Path) -> 
     assert cgroup_limits(tmp_path, tmp_path / "membership") == [(MIB, 5)]
 
 
+@pytest.mark.parametrize(
+    "stat",
+    [
+        f"anon {MIB}\ninactive_file {3 * MIB}\nactive_file 5",
+        f"inactive_file {MIB}\ntotal_inactive_file {3 * MIB}",  # of version 1
+    ],
+)
+def test_files_read_before_are_no_use_of_memory(tmp_path: Path, stat: str) -> None:
+    """MEM-01: a model of 3 GiB, read at one start, left a limit of 4 GiB no room at the next."""
+    (tmp_path / "membership").write_text("0::/\n")
+    write(tmp_path, memory_max=5 * MIB, memory_current=4 * MIB, memory_stat=stat)
+    assert cgroup_limits(tmp_path, tmp_path / "membership") == [(5 * MIB, MIB)]
+    write(tmp_path, memory_current=MIB)  # read a moment later
+    assert cgroup_limits(tmp_path, tmp_path / "membership") == [(5 * MIB, 0)]
+
+
 def test_no_limit_is_no_error(tmp_path: Path) -> None:
     write(tmp_path, memory_max="max", memory_current=7)
     for text in ("", "0::/gone", "odd\n", "0::/../..\n"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 from pathlib import Path
 
 _ROOT, _MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -22,13 +23,14 @@ def total_memory() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that are free for this process now; reclaimable caches of a cgroup count as used."""
+    """Bytes that are free for this process now."""
     return min([_meminfo_available(), *(max(0, limit - used) for limit, used in cgroup_limits())])
 
 
 def cgroup_limits(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> list[tuple[int, int]]:
     """(limit, use) of this process's cgroup and of those around it, which bind it, too: a
-    container's is the root, a service's (systemd, SLURM) lies below it.
+    container's is the root, a service's (systemd, SLURM) lies below it. Files that were read, such
+    as the model at an earlier start, are no use: the kernel drops them when memory is wanted.
     """
     folders = [root, root / "memory"]
     with contextlib.suppress(OSError):
@@ -43,7 +45,7 @@ def cgroup_limits(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> list[tu
         for names in _FILES:
             limit, used = (_number(folder / name) for name in names)
             if limit is not None and limit < 1 << 60:  # more says that there is none
-                found.append((limit, used or 0))
+                found.append((limit, max(0, (used or 0) - _idle_files(folder))))
     return found
 
 
@@ -78,6 +80,16 @@ def _meminfo_available() -> int:
 
 def _machine_bytes(pages: str) -> int:
     return os.sysconf(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _idle_files(folder: Path) -> int:
+    """Bytes of a cgroup's use that are copies of files and not in use (version 1: and those below
+    it).
+    """
+    with contextlib.suppress(OSError):
+        text = (folder / "memory.stat").read_text()
+        return max(map(int, re.findall(r"^(?:total_)?inactive_file (\d+)$", text, re.M)), default=0)
+    return 0
 
 
 def _number(path: Path) -> int | None:
