@@ -111,13 +111,28 @@ def test_the_tokenizer_on_disk_is_the_one_in_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_head", [False, True])
-def test_a_tied_model_ignores_a_head_of_its_own(tmp_path: Path, has_head: bool) -> None:
+def test_a_tied_model_ignores_a_head_of_its_own(
+    tmp_path: Path, has_head: bool, caplog: pytest.LogCaptureFixture
+) -> None:
     source = synthetic_checkpoint(tie_word_embeddings=not has_head)
     write_checkpoint(source, tmp_path, dtype="f32")
     edit_config(tmp_path, tie_word_embeddings=True)
     loaded = load_checkpoint(str(tmp_path))
     assert loaded.config.tie_word_embeddings
     assert HEAD not in loaded.tensors.names()
+    assert (f"{HEAD} is ignored, though it is not the embedding" in caplog.text) == has_head
+
+
+def test_a_tied_model_may_have_its_embedding_twice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = synthetic_checkpoint(tie_word_embeddings=True)
+    write_checkpoint(source, tmp_path, dtype="f32")
+    tensors = {name: values(source, name) for name in source.tensors.names()}
+    tensors[HEAD] = tensors["model.embed_tokens.weight"]
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    assert HEAD not in load_checkpoint(str(tmp_path)).tensors.names()
+    assert not caplog.text
 
 
 def test_a_tied_model_may_be_saved_under_the_name_of_its_head(tmp_path: Path) -> None:

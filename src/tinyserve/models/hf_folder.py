@@ -37,6 +37,7 @@ _FINGERPRINTED = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
+NUM_SAMPLES = 64  # rows of a tied model's head that are compared with its embedding
 MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers
 
 logger = logging.getLogger(__name__)
@@ -59,6 +60,13 @@ def load_folder(folder: Path, name: str) -> Checkpoint:
     shapes = {tensor: stored.shape for tensor, stored in tensors.items()}
     check_layout(config, shapes, str(folder))
     _warn_unused(config, shapes, folder)
+    head = tensors.get(LM_HEAD)
+    if config.tie_word_embeddings and head and _differ(head, tensors[EMBEDDING]):
+        logger.warning(
+            "%s: tie_word_embeddings is true, so %s is ignored, though it is not the embedding",
+            folder,
+            LM_HEAD,
+        )
     read = [*files, *(folder / file for file in _FINGERPRINTED if (folder / file).is_file())]
     contents = contents_fingerprint(read)
     return Checkpoint(
@@ -114,6 +122,14 @@ def _resolve_head(config: ModelConfig, names: Collection[str], folder: Path) -> 
         LM_HEAD,
     )
     return replace(config, tie_word_embeddings=True)
+
+
+def _differ(head: StoredTensor, embedding: StoredTensor) -> bool:
+    """Whether samples of the rows differ: all of them would be read from disk."""
+    if (head.dtype, head.shape) != (embedding.dtype, embedding.shape):
+        return True
+    step = max(1, head.shape[0] // NUM_SAMPLES)
+    return head.read()[::step].tobytes() != embedding.read()[::step].tobytes()
 
 
 def _warn_unused(config: ModelConfig, shapes: dict[str, tuple[int, ...]], folder: Path) -> None:
