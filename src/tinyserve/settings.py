@@ -13,6 +13,7 @@ import difflib
 import functools
 import json
 import math
+import os
 import re
 import typing
 from collections.abc import Iterable, Mapping
@@ -187,6 +188,8 @@ def _convert(declared: Setting, value: Any) -> Any:
             value = float(value)
         except OverflowError:
             raise _wrong(declared, value) from None
+    if kind == "str" and isinstance(value, os.PathLike):
+        value = os.fspath(value)
     wanted: dict[str, type] = {"bool": bool, "float": float, "str": str, "mapping": dict}
     right = isinstance(value, wanted.get(kind, int))
     if not right or (isinstance(value, bool) and kind != "bool"):

@@ -65,6 +65,12 @@ def test_sections_and_keys_may_be_left_out(tmp_path: Path) -> None:
     assert TinyServeConfig.from_yaml(path) == TinyServeConfig()
 
 
+def test_names_of_files_may_be_paths(tmp_path: Path) -> None:
+    values = {"model": {"name": tmp_path}, "server": {"uds": tmp_path / "socket"}}
+    config = TinyServeConfig.from_dict(values)
+    assert (config.model.name, config.server.uds) == (str(tmp_path), str(tmp_path / "socket"))
+
+
 def test_yaml_may_merge_mappings(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("server: {<<: {port: 1, root_path: /x}, port: 2}\n")

@@ -8,6 +8,7 @@ RequestError or a KeyboardInterrupt the next call works.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
@@ -40,7 +41,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | os.PathLike[str] | None = None,
         config: TinyServeConfig | Mapping[str, Any] | None = None,
         **overrides: Any,
     ) -> None:
@@ -239,7 +240,7 @@ def _only(prompts: list[Any]) -> list[Any]:
 
 
 def _configured(
-    model: str | None,
+    model: str | os.PathLike[str] | None,
     config: TinyServeConfig | Mapping[str, Any] | None,
     overrides: Mapping[str, Any],
 ) -> TinyServeConfig:
