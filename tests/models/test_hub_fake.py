@@ -237,6 +237,14 @@ def test_a_repository_without_a_model_says_what_to_name(hub: Hub, tmp_path: Path
     assert f"{REPO}:FILE.gguf" in run.stderr
 
 
+def test_an_adapter_is_called_one(hub: Hub, tmp_path: Path) -> None:
+    hub.files = {"adapter_config.json": b"{}", "adapter_model.safetensors": b""}
+    run = load(hub, tmp_path)
+    assert run.returncode == 1
+    assert "holds an adapter" in run.stderr
+    assert "GGUF" not in run.stderr
+
+
 def test_a_gated_model_names_the_hubs_reason(hub: Hub, tmp_path: Path) -> None:
     hub.status = 401
     run = load(hub, tmp_path)
