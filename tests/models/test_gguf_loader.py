@@ -206,6 +206,17 @@ def test_a_missing_part_of_the_tokenizer_is_named(tmp_path: Path, name: str) -> 
         loaded.tokenizer_spec()
 
 
+def test_a_vocabulary_without_its_rule_for_words_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    reload(tmp_path, synthetic_checkpoint()).tokenizer_spec()
+    assert not caplog.text
+    metadata = {"tokenizer.ggml.pre": DROP}
+    loaded = reload(tmp_path, synthetic_checkpoint(), metadata=metadata)
+    assert loaded.tokenizer_spec().load_vocab().pre == "default"
+    assert "tokenizer.ggml.pre is missing" in caplog.text
+
+
 def test_named_templates_are_read(tmp_path: Path) -> None:
     metadata = {"tokenizer.chat_template.tool_use": "{{ tools }}"}
     spec = reload(tmp_path, synthetic_checkpoint(), metadata=metadata).tokenizer_spec()

@@ -6,6 +6,7 @@ costs nothing.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from numpy.typing import NDArray
@@ -14,6 +15,8 @@ from tinyserve.errors import ModelLoadError
 from tinyserve.models.gguf_file import StringArray
 from tinyserve.models.gguf_metadata import Metadata
 from tinyserve.text.tokenizer_spec import GGUFVocab, TokenizerSpec
+
+logger = logging.getLogger(__name__)
 
 # Special or added tokens that end a turn or a text wherever they exist: ChatML, Llama 3 (turn, tool
 # call, text), Phi, GPT-2. Files name one id as EOS, often the wrong one of several; llama.cpp keeps
@@ -76,6 +79,13 @@ def _vocab_reader(metadata: Metadata) -> Any:
         name: metadata.numbers(f"tokenizer.ggml.{name}") for name in ("token_type", "scores")
     }
     needed = ("tokens", "merges") if model == "gpt2" else ("tokens",)
+    pre = metadata.get("tokenizer.ggml.pre", str)
+    if model == "gpt2" and pre is None:
+        logger.warning(
+            "%s: metadata key tokenizer.ggml.pre is missing, as in files of before May 2024: text "
+            "is cut into words by a rule that may not be the model's, and answers may be worse",
+            metadata.file.path,
+        )
     for name in needed:
         if texts[name] is None:
             raise ModelLoadError(
@@ -86,7 +96,7 @@ def _vocab_reader(metadata: Metadata) -> Any:
         return GGUFVocab(
             model=model,
             tokens=_strings(texts["tokens"]),
-            pre=metadata.get("tokenizer.ggml.pre", str) or "default",
+            pre=pre or "default",
             token_types=_numbers(numbers["token_type"]),
             merges=_strings(texts["merges"]),
             scores=_numbers(numbers["scores"]),
