@@ -67,7 +67,8 @@ def layer_from_env(env: Mapping[str, str], sections: Sections) -> Layer:
         declared = known.get(variable)
         if declared is not None:
             try:
-                value = checked(declared, parse_text(declared, text))
+                # Files of variables with Windows' line ends, and secrets from files, end with one.
+                value = checked(declared, parse_text(declared, text.rstrip("\r\n")))
             except ConfigError as error:
                 raise ConfigError(f"{error} (from {variable})") from None
             layer.setdefault(declared.section, {})[declared.name] = value

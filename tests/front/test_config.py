@@ -65,6 +65,13 @@ def test_sections_and_keys_may_be_left_out(tmp_path: Path) -> None:
     assert TinyServeConfig.from_yaml(path) == TinyServeConfig()
 
 
+def test_line_ends_are_no_part_of_a_variable() -> None:
+    env = {"TINYSERVE_SERVER_HOST": "::1\r", "TINYSERVE_MODEL_DTYPE": "f32\r\n"}
+    config = TinyServeConfig.resolve(env={**env, "TINYSERVE_MODEL_NAME": "org/name\n"})
+    assert (config.server.host, config.model.dtype) == ("::1", "f32")
+    assert config.model.name == "org/name"
+
+
 def test_names_of_files_may_be_paths(tmp_path: Path) -> None:
     values = {"model": {"name": tmp_path}, "server": {"uds": tmp_path / "socket"}}
     config = TinyServeConfig.from_dict(values)
