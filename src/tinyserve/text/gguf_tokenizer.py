@@ -53,7 +53,10 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
         "default",
         PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
     ),
-    ("gpt-2 phi-2 mpt olmo jais exaone4 gigachat mellum modern-bert", PreTokenizer((_GPT2,))),
+    (
+        "gpt-2 phi-2 mpt olmo jais exaone4 gigachat mellum modern-bert a.x-4.0",
+        PreTokenizer((_GPT2,)),
+    ),
     # The digits are cut one by one before anything else, so " 12" is " ", "1", "2".
     (
         "smollm starcoder refact command-r codeshell exaone minerva-7b",
@@ -65,7 +68,7 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     ),
     ("dbrx smaug-bpe chatglm-bpe", PreTokenizer((_LLAMA3,))),
     ("glm4", PreTokenizer((_LLAMA3,), ignore_merges=True)),
-    ("qwen2 deepseek-r1-qwen kormo", PreTokenizer((_QWEN2,), uses_nfc=True)),
+    ("qwen2 deepseek-r1-qwen kormo f2llmv2", PreTokenizer((_QWEN2,), uses_nfc=True)),
     ("stablelm2 megrez hunyuan", PreTokenizer((_QWEN2,))),
     (
         "tekken",
