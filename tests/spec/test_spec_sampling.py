@@ -90,14 +90,18 @@ def law(settings: dict[str, Any]) -> dict[tuple[int, ...], float]:
     return probs
 
 
-def answers(settings: dict[str, Any], proposer: Any, first_seed: int) -> list[tuple[int, ...]]:
-    """What TIMES requests with seeds of their own are answered."""
+def make_core(proposer: Any) -> EngineCore:
     scheduler = SchedulerConfig(max_num_seqs=16, max_num_batched_tokens=256, max_model_len=64)
     kv = KVManager(64, 4)
     drafter = Drafter(proposer)
-    core = EngineCore(
+    return EngineCore(
         make_runner(7), kv, scheduler, vocab_size=VOCAB, drafter=drafter, draw=draw_by_rejection
     )
+
+
+def answers(settings: dict[str, Any], proposer: Any, first_seed: int) -> list[tuple[int, ...]]:
+    """What TIMES requests with seeds of their own are answered."""
+    core = make_core(proposer)
     got: dict[str, list[int]] = {}
     for index in range(TIMES):
         params = SamplingParams(max_tokens=LENGTH, seed=first_seed + index, logprobs=0, **settings)
@@ -157,3 +161,27 @@ def test_the_test_can_fail() -> None:
     probs = law({"temperature": 1.4})
     got: Sequence[tuple[int, ...]] = answers(SETTINGS["plain"], make_proposer("random"), 5)
     assert chi_square(Counter(got), probs) > Z
+
+
+def test_con_15_where_no_token_is_left_behind_drafts_that_request_alone_ends() -> None:
+    """There is no distribution then to settle a draft by."""
+    core = make_core(make_proposer("constant"))
+    params = SamplingParams(max_tokens=9, seed=1, allowed_token_ids=(2,))
+    for request_id, bad_words_ids in (("ends", ((2, 2, 2),)), ("goes on", ())):
+        core.add_request(
+            EngineRequest(
+                request_id=request_id,
+                prompt_token_ids=PROMPT,
+                params=params,
+                bad_words_ids=bad_words_ids,
+            )
+        )
+    got: dict[str, list[int]] = {}
+    reasons = {}
+    while core.has_work():
+        for output in core.step():
+            got.setdefault(output.request_id, []).extend(output.new_token_ids)
+            reasons[output.request_id] = output.finish_reason
+    assert got == {"ends": [2, 2], "goes on": [2] * 9}
+    assert reasons == {"ends": "error", "goes on": "length"}
+    assert core.stats().num_accepted_tokens > 0

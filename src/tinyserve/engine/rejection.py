@@ -33,8 +33,8 @@ def draw_by_rejection(logits: Logits, rows: list[SampleRow]) -> list[SampledToke
     sampled = logits.sample(rows)
     replaced: list[int] = []
     for i in drafted:
-        if sampled[i].is_nan:
-            continue
+        if sampled[i].is_nan or sampled[i].is_blocked:
+            continue  # there is no distribution: the request ends here
         token = _settled(rows[i], sampled[i])
         if token != sampled[i].token_id:
             sampled[i] = SampledToken(token)
