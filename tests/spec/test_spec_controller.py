@@ -196,6 +196,19 @@ def test_records_end_with_their_sequences() -> None:
     assert not world.controller._records
 
 
+def test_nothing_is_kept_of_a_sequence_that_ends_with_its_drafts() -> None:
+    """The step that ends it forgets it first, and is learnt from afterwards."""
+    controller = World(bus_bound, always(0.9)).run(20).controller
+    rate = controller.rate(0)
+    controller.forget(0)
+    for seq_id in range(1, 50):
+        (count,) = controller.choose([(seq_id, 8)], 1)
+        controller.forget(seq_id)
+        controller.learn(0.01, 0.0, 1, [Outcome(seq_id, count, 0)] if count else [])
+    assert not controller._records
+    assert controller.rate(50) < rate / 2  # what came of their drafts counts all the same
+
+
 def test_times_between_and_beyond_what_was_measured() -> None:
     times = StepTimes()
     for rows, seconds in ((1, 1.0), (5, 3.0), (9, 4.0)):

@@ -107,8 +107,10 @@ class AdaptiveController:
             self._credit -= proposing
         for outcome in outcomes:
             self._all.learn(outcome, FADE_ALL)
-            self._record(outcome.seq_id).learn(outcome, FADE)
-            self._record(outcome.seq_id).num_idle = 0
+            record = self._records.get(outcome.seq_id)
+            if record is not None:  # else the sequence has ended with this step
+                record.learn(outcome, FADE)
+                record.num_idle = 0
             if outcome.seq_id == self._probed:
                 self._credit -= self._extra(num_decodes, num_drafts)
         self._depth = 0
