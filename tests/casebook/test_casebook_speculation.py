@@ -45,3 +45,27 @@ def test_a_draft_may_differ_in_its_padding(tmp_path: Path, rows: int) -> None:
         )
     ]
     assert outputs[0] == outputs[1]
+
+
+def test_a_draft_may_have_rows_for_tokens_that_the_target_has_none_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SPEC-09, LOAD-08: tokens beyond the target's embedding are not drafted. numpy would notice
+    that the target has to read a row which it does not have.
+    """
+    monkeypatch.setenv("TINYSERVE_BACKEND", "numpy")
+    target = write_checkpoint(synthetic_checkpoint(), tmp_path / "target", dtype="f32")
+    data = json.loads((target / "tokenizer.json").read_text())
+    for token_id in range(512, 640):
+        added = {"id": token_id, "content": f"<|{token_id}|>", "special": True}
+        flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+        data["added_tokens"].append({**added, **flags})
+    (target / "tokenizer.json").write_text(json.dumps(data))
+    source = synthetic_checkpoint(7, vocab_size=640)
+    draft = write_checkpoint(source, tmp_path / "draft", dtype="f32")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (draft / name).write_text((target / name).read_text())
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    with LLM(str(target), draft_model=str(draft), adaptive=False, **SMALL) as llm:
+        assert len(llm.generate(["the river"], params)[0].token_ids) == 30
+        assert llm.engine.core.stats().num_draft_tokens > 0

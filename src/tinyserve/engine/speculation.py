@@ -94,7 +94,7 @@ def load_draft_model(
         backend=target.backend,
         progress=progress,
     )
-    runner.known_vocab = min(vocab_size, tokenizer.vocab_size)
+    runner.known_vocab = min(vocab_size, tokenizer.vocab_size, logits_size)
     runner.check_numbers()
     return DraftModelProposer(
         runner,
