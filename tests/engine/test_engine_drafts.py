@@ -290,3 +290,15 @@ def test_positions_of_accepted_drafts_are_counted() -> None:
     assert stats.num_draft_tokens == 29, "the last has room for two only"
     assert stats.num_accepted_per_position == (10, 10, 0, 0)
     assert stats.num_accepted_tokens == 20
+
+
+def test_a_draft_that_ends_its_choice_is_an_accepted_one() -> None:
+    """SPEC-11: what comes after a stop in the same run was neither accepted nor rejected."""
+    truth = generate_alone(PROMPT, max_tokens=12)[0]
+    assert truth[2] not in truth[:2]
+    for options in ({"stop_token_ids": (truth[2],)}, {"stop": (f"<{truth[2]}>",), "text": True}):
+        engine = FakeEngine(proposer=oracle(max_tokens=12))
+        assert engine.generate(PROMPT, max_tokens=12, **options) == truth[:3]
+        stats = engine.core.stats()
+        assert (stats.num_drafts, stats.num_draft_tokens) == (1, 4)
+        assert stats.num_accepted_per_position == (1, 1, 0, 0)

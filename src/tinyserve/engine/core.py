@@ -187,7 +187,7 @@ class EngineCore:
         if sampled and job.has_forked:
             output = take_tokens(seq, sampled)
             if self._drafter is not None:
-                num_accepted = len(output.new_token_ids) - 1  # the last is the target's own
+                num_accepted = chunk.num_accepted(output.new_token_ids)
                 self._drafter.record(seq.seq_id, chunk.num_drafts, num_accepted)
             seq.num_computed = num_computed = len(seq.token_ids) - 1
             if num_computed >= seq.table.tail_stop:

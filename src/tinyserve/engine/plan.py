@@ -4,7 +4,9 @@ changed once they are made. Records with slots: cheaper to make and to read than
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import eq
 from typing import Any, Protocol
 
 from tinyserve.engine.sampling import SampledToken, SampleRow
@@ -36,6 +38,12 @@ class Chunk:
     def drafts(self) -> tuple[int, ...]:
         """The ids of the draft that ends it."""
         return self.token_ids[len(self.token_ids) - self.num_drafts :]
+
+    def num_accepted(self, new_token_ids: Sequence[int]) -> int:
+        """How many of the draft's tokens are among those that the chunk gave. The last one given is
+        the target's own, unless it ended the choice before the draft's end.
+        """
+        return sum(map(eq, new_token_ids, self.drafts)) if self.num_drafts else 0
 
 
 @dataclass(slots=True)

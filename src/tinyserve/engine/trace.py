@@ -81,11 +81,11 @@ class TraceRecorder:
             stats.num_waiting + stats.num_swapped,
             stats.num_free_blocks + stats.num_cached_blocks,
         )
-        num_new = {(o.request_id, o.index): len(o.new_token_ids) for o in outputs}
+        new_ids = {(o.request_id, o.index): o.new_token_ids for o in outputs}
         for seq, chunk in zip(lap.step.seqs, plan.chunks, strict=True):
             key = _key(seq)
             self._arrive(key, seq, chunk, step)
-            step.chunks.append(_chunk(key, seq, chunk, num_new.get(key, 0)))
+            step.chunks.append(_chunk(key, seq, chunk, new_ids.get(key, [])))
         self._depart(step)
         self.steps.append(step)
 
@@ -124,7 +124,7 @@ def _is_first(seq: Sequence, chunk: Chunk) -> bool:
     return len(seq.output_ids) <= 1 and chunk.start <= seq.job.num_cached_tokens
 
 
-def _chunk(key: Key, seq: Sequence, chunk: Chunk, num_new: int) -> TracedChunk:
+def _chunk(key: Key, seq: Sequence, chunk: Chunk, new_token_ids: list[int]) -> TracedChunk:
     num_drafts, num_tokens = chunk.num_drafts, len(chunk.token_ids)
     kind: Kind = "decode"
     if num_drafts:
@@ -133,5 +133,5 @@ def _chunk(key: Key, seq: Sequence, chunk: Chunk, num_new: int) -> TracedChunk:
         kind = "prefill"
     elif num_tokens > 1:
         kind = "recompute"
-    accepted = max(0, num_new - 1) if num_drafts else 0
+    accepted = chunk.num_accepted(new_token_ids)
     return TracedChunk(key, kind, chunk.start, num_tokens, num_drafts, accepted)
