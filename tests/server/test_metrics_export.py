@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from helpers.fake_service import make_engine
@@ -125,6 +126,17 @@ def test_counts_of_one_request(served: Live) -> None:
     assert new("vllm:iteration_tokens_total_count") == new("tinyserve:steps_total")
     assert new("vllm:iteration_tokens_total_sum") == new("tinyserve:scheduled_tokens_total")
     assert new("tinyserve:step_seconds_count") == new("tinyserve:steps_total")
+
+
+@pytest.mark.parametrize("body", [{}, {"echo": True}, {"echo": True, "logprobs": 1}])
+def test_prompts_count_where_nothing_follows_them(served: Live, body: dict[str, Any]) -> None:
+    """Whether they had to be computed or not: sums of the usages are those of the counters."""
+    before = scrape(served.client)
+    usage = served.complete(["x" * 10, "y"], max_tokens=0, **body)["usage"]
+    after = scrape(served.client)
+    assert new_values(before, after, "vllm:prompt_tokens_total") == usage["prompt_tokens"] > 10
+    assert new_values(before, after, "vllm:request_prompt_tokens_sum") == usage["prompt_tokens"]
+    assert new_values(before, after, "vllm:generation_tokens_total") == 0
 
 
 def test_choices_are_counted_one_by_one_and_requests_once(served: Live) -> None:

@@ -79,6 +79,7 @@ class EngineCore:
             job.sequences.append(Sequence(self._next_seq_id + choice, job, choice))
         self._next_seq_id += request.params.n
         if job.max_len == len(job.prompt_ids) and not job.wanted_positions:
+            self._num_prompt_tokens += len(job.prompt_ids)
             self._ready += self._end_all(job)
             job.forget()
             return

@@ -140,7 +140,7 @@ class EngineStats:
     num_free_swap_blocks: int
     num_total_swap_blocks: int
     num_steps: int
-    num_prompt_tokens: int  # of requests whose prompt has been computed
+    num_prompt_tokens: int  # of requests whose prompt is done with: computed, or not needed
     num_generation_tokens: int
     num_scheduled_tokens: int  # rows that went through the model, recomputed ones too
     num_preemptions_swap: int
