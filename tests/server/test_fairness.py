@@ -197,3 +197,31 @@ def test_retry_after_follows_the_pace() -> None:
     assert pace.wait_s(10**6) == 60.0
     now[0] += 1000  # nothing has left for long
     assert pace.wait_s(40) == 60.0
+
+
+def test_an_idle_time_does_not_count_as_a_slow_one() -> None:
+    """A crowd in the morning is told the pace, not that nothing has left all night."""
+    now = [0.0]
+    pace = Pace(clock=lambda: now[0])
+    for _ in range(100):
+        pace.note()
+        now[0] += 0.5
+    before = pace.wait_s(40)
+    with pace.at_rest():
+        now[0] += 30_000
+        assert pace.wait_s(40) == before  # who has come has not yet woken the engine
+    assert pace.wait_s(40) == before
+    for _ in range(100):
+        pace.note()
+        now[0] += 0.1
+    assert pace.wait_s(400) == pytest.approx(20.0, rel=0.05)
+
+
+def test_an_engine_without_work_is_at_rest() -> None:
+    with held() as served:
+        pace = served.bridge._pace
+        wait_for(lambda: pace._rests_since is not None)
+        connection = ask(served, "a", BUSY)
+        wait_for(lambda: pace._rests_since is None)
+        order(served, [connection])
+        wait_for(lambda: pace._rests_since is not None)

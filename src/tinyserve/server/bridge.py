@@ -212,7 +212,8 @@ class EngineBridge:
         while True:
             with self._wake:
                 if not self._is_stopping and not self._is_called() and not self._can_work():
-                    self._wake.wait()
+                    with self._pace.at_rest():
+                        self._wake.wait()
                 if self._is_stopping:
                     return False
                 releases, self._releases = self._releases, []
