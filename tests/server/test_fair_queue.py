@@ -113,6 +113,18 @@ def test_removal_from_the_middle_of_a_long_line_does_not_walk_it() -> None:
     assert len(drain(queue)) == 1000
 
 
+def test_levels_that_come_and_go_behind_a_lasting_one_leave_nothing() -> None:
+    queue = queue_of(("a", 0))
+    for i in range(1000):
+        for priority in (i, 5):
+            queue.put([Entry(f"b{i}", f"h{i}-{priority}", "b", priority=priority)])
+        for priority in (i, 5):
+            queue.remove_group(f"h{i}-{priority}")
+    assert len(queue._priorities) < 100
+    queue.put([Entry("urgent", "u", "c", priority=-1), Entry("later", "u", "c", priority=7)])
+    assert drain(queue) == ["urgent", "a0", "later"]
+
+
 OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("put"), st.sampled_from("abc"), st.integers(0, 2), st.integers(1, 3)),

@@ -146,6 +146,8 @@ class FairRequestQueue(Generic[T]):
             del level[entry.client]
         if not level:
             del self._levels[entry.priority]
+            if len(self._priorities) > 64 + 2 * len(self._levels):  # those that never surface
+                self._priorities = sorted(self._levels)
         group = self._groups[entry.group]
         del group[serial]
         if not group:
