@@ -12,6 +12,7 @@ import httpx
 import pytest
 from helpers.fake_service import make_engine
 from helpers.live_server import Live, live, wait_for
+from starlette.types import Scope
 
 from tinyserve.bench import load_torture
 from tinyserve.bench.load_torture import Load, Outcome, answers_alone, broken, crowd, overload
@@ -21,7 +22,6 @@ from tinyserve.engine.build import build_engine
 from tinyserve.server.chat_prompt import prompt_size
 from tinyserve.server.gate import Gate
 from tinyserve.server.json_text import in_pieces, to_json
-from tinyserve.server.outlet import Scope
 from tinyserve.server.protocol import as_chat_request
 from tinyserve.server.service import INLINE_CHARACTERS
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
-
-from tinyserve.server.outlet import Scope
+from starlette.types import Scope
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

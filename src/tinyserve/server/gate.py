@@ -12,14 +12,13 @@ import asyncio
 import itertools
 
 from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tinyserve.errors import QueueFullError
 from tinyserve.server.errors import failure
 from tinyserve.server.fair_queue import Entry, FairRequestQueue
-from tinyserve.server.http import App, client_of
+from tinyserve.server.http import client_of
 from tinyserve.server.messages_errors import in_dialect
-from tinyserve.server.outlet import Scope, Send
-from tinyserve.server.session import Receive
 from tinyserve.server.sse import send_failure
 
 MAX_WAITING = 1024
@@ -28,7 +27,7 @@ MAX_WAITING = 1024
 class Gate:
     """The ASGI layer."""
 
-    def __init__(self, app: App, max_waiting: int = MAX_WAITING) -> None:
+    def __init__(self, app: ASGIApp, max_waiting: int = MAX_WAITING) -> None:
         self._app = app
         self._line: FairRequestQueue[asyncio.Future[None]] = FairRequestQueue(max_waiting)
         self._numbers = itertools.count()

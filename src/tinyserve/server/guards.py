@@ -13,14 +13,14 @@ import socket
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from tinyserve.config import ServerConfig
 from tinyserve.errors import ConfigError, reason_of
 from tinyserve.files import read_text
 from tinyserve.server.errors import HTTPError, failure
-from tinyserve.server.http import App, basic_password, given_key, request_id_headers
+from tinyserve.server.http import basic_password, given_key, request_id_headers
 from tinyserve.server.messages_errors import in_dialect
-from tinyserve.server.outlet import Scope, Send
-from tinyserve.server.session import Receive
 from tinyserve.server.sse import send_failure
 from tinyserve.server.web import PATHS
 
@@ -49,7 +49,7 @@ def load_keys(config: ServerConfig) -> tuple[str, ...]:
 class KeyGuard:
     """Asks for an API key on every path that is not open."""
 
-    def __init__(self, app: App, keys: Sequence[str], root_path: str = "") -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], root_path: str = "") -> None:
         self._app = app
         self._keys = [key.encode() for key in keys]
         self._root_path = root_path
@@ -84,7 +84,7 @@ class HostGuard:
     and would then be of the same origin as the server; but its name it cannot hide.
     """
 
-    def __init__(self, app: App, knows: Callable[[str], bool]) -> None:
+    def __init__(self, app: ASGIApp, knows: Callable[[str], bool]) -> None:
         self._app = app
         self._knows = knows
 

@@ -6,15 +6,13 @@ import asyncio
 import base64
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tinyserve.server.errors import HTTPError
-from tinyserve.server.outlet import Scope, Send
-from tinyserve.server.session import ClientGoneError, Receive
-
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+from tinyserve.server.session import ClientGoneError
 
 MAX_VALUES = 1 << 18  # in one body; JSON of millions of them would hold up the loop for seconds
 ANSWER_ID = "tinyserve.answer_id"  # key in the scope: the answer's id, once there is one
@@ -121,7 +119,7 @@ def request_id_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
 class RootPath:
     """Serves under a path prefix of a proxy, whether or not the proxy strips it."""
 
-    def __init__(self, app: App, root_path: str) -> None:
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
         self._app = app
         self._root_path = root_path
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 from starlette.responses import HTMLResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 import tinyserve
 from tinyserve.server.endpoints import Endpoint, Endpoints, NamedRoute
@@ -28,9 +29,7 @@ from tinyserve.server.openapi_schemas import (
     STREAMING,
     Schema,
 )
-from tinyserve.server.outlet import Scope, Send
 from tinyserve.server.reference_page import HEADERS, reference_page
-from tinyserve.server.session import Receive
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

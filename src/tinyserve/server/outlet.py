@@ -9,12 +9,11 @@ meanwhile is bounded by the mailbox. Knows bytes, not what they mean.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-Scope = MutableMapping[str, Any]
+from starlette.types import Message, Scope, Send
 
 ABORT = "tinyserve.abort"  # the extension of the ASGI scope that holds a connection's abort
 PIECE = 1 << 16  # a long body goes out in pieces, so that no buffer holds it whole
@@ -57,7 +56,7 @@ class Outlet:
             more = not is_last or i < len(pieces)
             await self.send({"type": "http.response.body", "body": piece, "more_body": more})
 
-    async def send(self, message: MutableMapping[str, Any]) -> None:
+    async def send(self, message: Message) -> None:
         """One ASGI message. Raises SlowReaderError."""
         self._task = asyncio.current_task()
         timer = asyncio.get_running_loop().call_later(self._readers.stall_timeout_s, self._cut)

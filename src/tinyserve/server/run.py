@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from tinyserve.config import ServerConfig
 from tinyserve.engine.build import Engine
@@ -28,7 +29,6 @@ from tinyserve.server.app import create_app
 from tinyserve.server.collector import Collector
 from tinyserve.server.connection import Connection
 from tinyserve.server.guards import HostGuard, host_rule
-from tinyserve.server.http import App
 from tinyserve.server.listen import duplicates, listening, raise_file_limit, url_of
 from tinyserve.server.state import ServerState
 from tinyserve.signals import end_at_once, handled
@@ -88,7 +88,7 @@ def serve(
         raise EngineDeadError(f"the engine has stopped: {state.death}")
 
 
-def web_settings(app: App, config: ServerConfig) -> uvicorn.Config:
+def web_settings(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     """uvicorn's settings. Raises ConfigError for a certificate that cannot be used."""
     settings = uvicorn.Config(
         app,

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+
+from starlette.types import Receive
 
 from tinyserve.engine.request import EngineRequest, RequestOutput
 from tinyserve.errors import RequestTimeoutError, TinyServeError
 from tinyserve.server.bridge import EngineBridge
 from tinyserve.server.deltas import Delta, DeltaMaker
 from tinyserve.server.mailbox import Event, Mailbox, Signal
-
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 PING_INTERVAL_S = 15.0
 FAILURES = ("error", "abort")  # reasons to finish

@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import logging
 
+from starlette.types import Receive, Scope, Send
+
 from tinyserve.server.deltas import DeltaMaker
 from tinyserve.server.errors import HTTPFailure, failure
 from tinyserve.server.json_text import to_json
 from tinyserve.server.messages_errors import in_dialect
-from tinyserve.server.outlet import Outlet, Readers, Scope, Send, SlowReaderError
-from tinyserve.server.session import ClientGoneError, Receive, Session
+from tinyserve.server.outlet import Outlet, Readers, SlowReaderError
+from tinyserve.server.session import ClientGoneError, Session
 from tinyserve.server.writer import Writer
 
 logger = logging.getLogger("tinyserve.server")

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from tinyserve.server.http import App, request_id_headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tinyserve.server.http import request_id_headers
 from tinyserve.server.observe.histogram import Histogram
-from tinyserve.server.outlet import Scope, Send
-from tinyserve.server.session import Receive
 
 ARRIVAL = "tinyserve.arrival"  # key in the scope: time.monotonic when the request came
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
@@ -61,7 +61,7 @@ class HTTPMetrics:
 class HTTPMeter:
     """The ASGI layer. Adds no coroutine to a token's way: `send` is looked at and passed on."""
 
-    def __init__(self, app: App, metrics: HTTPMetrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: HTTPMetrics) -> None:
         self._app = app
         self._metrics = metrics
 
