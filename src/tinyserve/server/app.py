@@ -28,7 +28,6 @@ from tinyserve.server.errors import failure, status_failure
 from tinyserve.server.gate import Gate
 from tinyserve.server.guards import OPEN_PATHS, KeyGuard
 from tinyserve.server.http import RootPath, request_id_headers
-from tinyserve.server.messages_errors import in_dialect
 from tinyserve.server.observe.http import HTTPMeter
 from tinyserve.server.openapi import Reference
 from tinyserve.server.routes import ROUTES
@@ -121,14 +120,14 @@ def _add_error_handlers(app: Starlette) -> None:
     async def on_error(request: Request, error: Exception) -> Response:
         if isinstance(error, ClientGoneError):
             return Response(status_code=499)  # no client is left to read it
+        path = request.url.path
         if isinstance(error, HTTPException):
-            path = request.url.path
             told = status_failure(error.status_code, request.method, path, error.headers)
         else:
-            told = failure(error)
+            told = failure(error, path)
         if told.status >= 500 and not isinstance(error, EngineDeadError):
-            logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return failure_response(in_dialect(told, request.url.path))
+            logger.error("%s %s failed", request.method, path, exc_info=error)
+        return failure_response(told)
 
     async def on_crash(request: Request, error: Exception) -> Response:
         """What nobody expected is answered outside of the meter."""

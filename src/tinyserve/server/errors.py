@@ -1,8 +1,11 @@
-"""Errors as clients see them: OpenAI's error object, with the right status."""
+"""Errors as clients see them, with the right status: OpenAI's error object, and Anthropic's on the
+paths that speak its protocol.
+"""
 
 from __future__ import annotations
 
 import http
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,6 +19,17 @@ from tinyserve.errors import (
 )
 
 MAX_MESSAGE = 2000  # characters
+_MESSAGES_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+_MESSAGES_CODES = ("thread_unsupported_request",)  # which clients of the Messages API act on
 
 
 @dataclass(frozen=True)
@@ -55,8 +69,29 @@ def error_object(
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def failure(error: BaseException) -> HTTPFailure:
-    """What a client is told about `error`; of errors that are not ours, nothing."""
+def failure(error: BaseException, path: str) -> HTTPFailure:
+    """What a client of `path` is told about `error`; of errors that are not ours, nothing."""
+    return _in_dialect(_openai_failure(error), path)
+
+
+def status_failure(
+    status: int, method: str, path: str, headers: Mapping[str, str] | None = None
+) -> HTTPFailure:
+    """An error that the framework raised: unknown route, wrong method."""
+    headers, message = headers or {}, http.HTTPStatus(status).phrase
+    if status == 404:
+        message = f"there is nothing at {path[:200]}; /docs lists the endpoints"
+    elif status == 405:
+        message = f"{method} is not allowed at {path[:200]}: {headers.get('Allow', 'others')}"
+    return _in_dialect(HTTPFailure(status, error_object(status, message), headers), path)
+
+
+def speaks_messages(path: str) -> bool:
+    """Whether clients of `path` speak Anthropic's Messages API."""
+    return re.search(r"/v1/messages(/|$)", path) is not None
+
+
+def _openai_failure(error: BaseException) -> HTTPFailure:
     if isinstance(error, RequestError):
         body = error_object(error.status, error.message, param=error.param, code=error.code)
         if error.status == 404:
@@ -76,13 +111,25 @@ def failure(error: BaseException) -> HTTPFailure:
     return HTTPFailure(500, error_object(500, "internal server error"))
 
 
-def status_failure(
-    status: int, method: str, path: str, headers: Mapping[str, str] | None = None
-) -> HTTPFailure:
-    """An error that the framework raised: unknown route, wrong method."""
-    told, message = headers or {}, http.HTTPStatus(status).phrase
-    if status == 404:
-        message = f"there is nothing at {path[:200]}; /docs lists the endpoints"
-    elif status == 405:
-        message = f"{method} is not allowed at {path[:200]}: {told.get('Allow', 'others')}"
-    return HTTPFailure(status, error_object(status, message), told)
+def _in_dialect(openai: HTTPFailure, path: str) -> HTTPFailure:
+    """The error as clients of `path` read errors."""
+    if not speaks_messages(path):
+        return openai
+    return HTTPFailure(openai.status, _messages_error(openai), openai.headers)
+
+
+def _messages_error(openai: HTTPFailure) -> dict[str, Any]:
+    """{"type": "error", "error": {...}}; the type follows from the status.
+
+    There is no place for the field at fault, so that the message has to name it.
+    """
+    default = "invalid_request_error" if openai.status < 500 else "api_error"
+    kind = _MESSAGES_KINDS.get(openai.status, default)
+    error = openai.body["error"]
+    message, param = error["message"], error["param"]
+    if param and param not in message:
+        message = f"{param}: {message}"
+    body = {"type": kind, "message": message}
+    if error["code"] in _MESSAGES_CODES:
+        body["details"] = {"error_code": error["code"]}
+    return {"type": "error", "error": body}

@@ -18,7 +18,6 @@ from tinyserve.errors import QueueFullError
 from tinyserve.server.errors import failure
 from tinyserve.server.fair_queue import Entry, FairRequestQueue
 from tinyserve.server.http import client_of
-from tinyserve.server.messages_errors import in_dialect
 from tinyserve.server.sse import send_failure
 
 MAX_WAITING = 1024
@@ -38,8 +37,7 @@ class Gate:
             try:
                 await self._turn(Request(scope))
             except QueueFullError as error:
-                told = in_dialect(failure(error), scope["path"])
-                await send_failure(send, told)
+                await send_failure(send, failure(error, scope["path"]))
                 return
         await self._app(scope, receive, send)
 

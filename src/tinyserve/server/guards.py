@@ -20,7 +20,6 @@ from tinyserve.errors import ConfigError, reason_of
 from tinyserve.files import read_text
 from tinyserve.server.errors import HTTPError, failure
 from tinyserve.server.http import basic_password, given_key, request_id_headers
-from tinyserve.server.messages_errors import in_dialect
 from tinyserve.server.sse import send_failure
 from tinyserve.server.web import PATHS
 
@@ -140,4 +139,4 @@ async def _refuse(
     if scope["type"] == "websocket":  # there is none
         await send({"type": "websocket.close", "code": 1008})
         return
-    await send_failure(send, in_dialect(failure(error), scope["path"]), headers)
+    await send_failure(send, failure(error, scope["path"]), headers)

@@ -21,7 +21,6 @@ from tinyserve.server.content_blocks import Block, BlockEvent, BlockReader, Kind
 from tinyserve.server.deltas import Delta, DeltaMaker, Usage
 from tinyserve.server.errors import HTTPFailure
 from tinyserve.server.json_text import to_json
-from tinyserve.server.messages_errors import error_body
 from tinyserve.text.tool_json import whole_characters
 
 _PIECE = {
@@ -59,7 +58,7 @@ class MessageWriter:
         return (self._begin(usage) + tail).encode()
 
     def error(self, told: HTTPFailure) -> bytes:
-        return f"event: error\ndata: {to_json(error_body(told))}\n\n".encode()
+        return f"event: error\ndata: {to_json(told.body)}\n\n".encode()
 
     def whole(self, deltas: Sequence[Delta], maker: DeltaMaker) -> dict[str, Any]:
         self._reader.feed(deltas)

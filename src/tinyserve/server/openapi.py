@@ -7,7 +7,6 @@ What endpoints, which read and check bodies themselves, leave unsaid is added he
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 import tinyserve
 from tinyserve.server.endpoints import Endpoint, Endpoints, NamedRoute
+from tinyserve.server.errors import speaks_messages
 from tinyserve.server.guards import DOC_PATHS
 from tinyserve.server.openapi_schemas import (
     ANSWERS,
@@ -146,7 +146,7 @@ def _describe_answers(path: str, operation: dict[str, Any]) -> None:
         answer = {"text/plain": {"schema": {"type": "string"}}}
     responses = {"200": {"description": "Successful", "content": answer}}
     statuses = _ERRORS if "requestBody" in operation else _WITHOUT_BODY
-    kind = "MessagesError" if re.search(r"/v1/messages(/|$)", path) else "Error"
+    kind = "MessagesError" if speaks_messages(path) else "Error"
     for status in statuses:
         content = _content({"$ref": _MODELS + kind})
         if path in PROBES and status == "503":

@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 from tinyserve.server.deltas import DeltaMaker
 from tinyserve.server.errors import HTTPFailure, failure
 from tinyserve.server.json_text import to_json
-from tinyserve.server.messages_errors import in_dialect
 from tinyserve.server.outlet import Outlet, Readers, SlowReaderError
 from tinyserve.server.session import ClientGoneError, Session
 from tinyserve.server.writer import Writer
@@ -79,7 +78,7 @@ class EventStream:
             await outlet.write(opening)
 
     async def _fail(self, error: Exception, outlet: Outlet, path: str) -> None:
-        told = in_dialect(failure(error), path)
+        told = failure(error, path)
         if told.status >= 500:
             logger.error("a stream failed: %s", error, exc_info=error)
         with contextlib.suppress(OSError, SlowReaderError):  # the client may be gone as well

@@ -40,7 +40,7 @@ class Writer(Protocol):
         ...
 
     def error(self, told: HTTPFailure) -> bytes:
-        """What ends a stream that failed after it had begun."""
+        """What ends a stream that failed after it had begun; the body is in the path's dialect."""
         ...
 
     def whole(self, deltas: Sequence[Delta], maker: DeltaMaker) -> dict[str, Any]:

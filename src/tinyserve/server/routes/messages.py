@@ -7,6 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tinyserve.errors import ContextLengthError
 from tinyserve.server import messages_body
 from tinyserve.server.answer import answer, json_response
 from tinyserve.server.chat_context import ChatContext
@@ -15,7 +16,6 @@ from tinyserve.server.fitting import with_room_left
 from tinyserve.server.http import client_of, read_body
 from tinyserve.server.json_node import renamed
 from tinyserve.server.messages_body import CountRequest, MessagesRequest
-from tinyserve.server.messages_errors import prompt_too_long
 from tinyserve.server.messages_input import read_conversation
 from tinyserve.server.messages_writer import MessageWriter
 from tinyserve.server.protocol import as_chat_request, read_model
@@ -67,7 +67,7 @@ async def _prepared(service: Service, body: MessagesRequest, client: str) -> Pre
     }
     given = {k: v for k, v in fields.items() if v is not None}
     chat = as_chat_request({**extra, **body.extensions(), **given})
-    fitted = await with_room_left(service, chat, prompt_too_long)
+    fitted = await with_room_left(service, chat, _too_long)
     is_clamped = fitted.body.max_tokens != body.max_tokens
 
     def make_writer(context: ChatContext) -> Writer:
@@ -80,6 +80,11 @@ async def _prepared(service: Service, body: MessagesRequest, client: str) -> Pre
         id_prefix="msg_",
         prompt_ids=fitted.prompt_ids,
     )
+
+
+def _too_long(num_tokens: int, limit: int) -> ContextLengthError:
+    """In the words that make Claude Code shorten its conversation."""
+    return ContextLengthError(f"prompt is too long: {num_tokens} tokens > {limit - 1} maximum")
 
 
 def _fields(service: Service, body: CountRequest) -> dict[str, Any]:
