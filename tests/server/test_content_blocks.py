@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyserve.engine.build import Engine
-from tinyserve.server.chat_prompt import chat_context
+from tinyserve.server.chat import chat_context
 from tinyserve.server.choice_reader import ChoiceReader
 from tinyserve.server.content_blocks import BlockReader, Kind
 from tinyserve.server.deltas import Delta, ScoredToken

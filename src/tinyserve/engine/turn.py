@@ -1,6 +1,6 @@
 """`Turn`: one answer in a conversation, offline: its prompt, its constraint, and how it is read.
 
-The server's counterpart is `server/chat_context.py`.
+The server's counterpart is `server/chat.py`.
 """
 
 from __future__ import annotations

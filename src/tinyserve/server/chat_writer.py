@@ -12,7 +12,7 @@ from dataclasses import replace
 from json.encoder import encode_basestring as quote
 from typing import Any
 
-from tinyserve.server.chat_context import ChatContext
+from tinyserve.server.chat import ChatContext
 from tinyserve.server.choice_reader import ChoiceReader
 from tinyserve.server.deltas import Delta, DeltaMaker, ScoredToken, Usage, WholeChoice
 from tinyserve.server.json_text import to_json

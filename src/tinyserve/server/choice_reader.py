@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tinyserve.server.chat_context import ChatContext
+from tinyserve.server.chat import ChatContext
 from tinyserve.server.deltas import Delta
 from tinyserve.text.messages import Part
 

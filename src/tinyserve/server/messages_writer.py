@@ -15,7 +15,7 @@ from typing import Any
 
 import pydantic_core
 
-from tinyserve.server.chat_context import ChatContext
+from tinyserve.server.chat import ChatContext
 from tinyserve.server.choice_reader import ChoiceReader
 from tinyserve.server.content_blocks import Block, BlockEvent, BlockReader, Kind, Step
 from tinyserve.server.deltas import Delta, DeltaMaker, Usage

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from json.encoder import encode_basestring as quote
 from typing import Any
 
-from tinyserve.server.chat_context import ChatContext
+from tinyserve.server.chat import ChatContext
 from tinyserve.server.choice_reader import ChoiceReader
 from tinyserve.server.content_blocks import Block, BlockEvent, BlockReader, Kind, Step
 from tinyserve.server.deltas import Delta, DeltaMaker, ScoredToken, Usage

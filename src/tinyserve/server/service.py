@@ -20,8 +20,13 @@ from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Prompt
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import UnknownModelError
 from tinyserve.server.best_of import BestOfWriter
-from tinyserve.server.chat_context import ChatContext, MakeWriter
-from tinyserve.server.chat_prompt import chat_context, encode_chat, prompt_size
+from tinyserve.server.chat import (
+    ChatContext,
+    MakeWriter,
+    chat_context,
+    encode_chat,
+    prompt_size,
+)
 from tinyserve.server.chat_writer import ChatWriter
 from tinyserve.server.deltas import DeltaMaker, DeltaOptions, PromptPart
 from tinyserve.server.extensions import Extensions
@@ -37,7 +42,7 @@ from tinyserve.server.openai_writer import CompletionWriter, WriterOptions
 from tinyserve.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from tinyserve.server.said_once import SaidOnce
 from tinyserve.server.session import Group
-from tinyserve.server.structured import chat_spec, compiled, size_of, spec_of
+from tinyserve.server.structured import compiled, size_of, spec_of
 from tinyserve.server.truncation import truncated
 from tinyserve.server.writer import Identity, Writer
 from tinyserve.text.grammar import Grammar
@@ -207,7 +212,7 @@ class Service:
         options = DeltaOptions(
             logprobs, False, params.skip_special_tokens, context.answer.visible_ids
         )
-        spec = await self.off_loop_if(prompt_size(body), chat_spec, context)
+        spec = await self.off_loop_if(prompt_size(body), context.constraint)
         with renamed(_own_names(body)):
             return self._prepared(
                 body,

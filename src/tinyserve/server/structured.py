@@ -11,7 +11,6 @@ import asyncio
 from collections.abc import Iterator
 
 from tinyserve.errors import RequestError
-from tinyserve.server.chat_context import ChatContext
 from tinyserve.server.protocol import GenerationRequest
 from tinyserve.text.grammar import Grammar, GrammarCompiler
 from tinyserve.text.grammar_spec import (
@@ -46,11 +45,6 @@ def spec_of(body: GenerationRequest) -> GrammarSpec | None:
         names = " and ".join(dict.fromkeys(str(spec.param) for spec in found))
         raise RequestError(f"{names} exclude each other: send one constraint", param=found[1].param)
     return found[0] if found else None
-
-
-def chat_spec(context: ChatContext) -> GrammarSpec | None:
-    """The same for a conversation, with its thinking and its calls. Raises RequestError."""
-    return context.answer.constraint(spec_of(context.body))
 
 
 def size_of(body: GenerationRequest) -> int:

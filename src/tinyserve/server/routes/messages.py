@@ -10,7 +10,7 @@ from starlette.responses import Response
 from tinyserve.errors import ContextLengthError
 from tinyserve.server import messages_body
 from tinyserve.server.answer import answer, json_response
-from tinyserve.server.chat_context import ChatContext
+from tinyserve.server.chat import ChatContext
 from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.fitting import with_room_left
 from tinyserve.server.http import client_of, read_body

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tinyserve.server.answer import answer, json_response
-from tinyserve.server.chat_context import ChatContext
+from tinyserve.server.chat import ChatContext
 from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.fitting import as_it_is, without_oldest
 from tinyserve.server.http import client_of, read_body

@@ -1,4 +1,4 @@
-"""From a chat request to its prompt, and to what the answer is read with.
+"""From a chat request to its prompt, and to the context that its answer is written from.
 
 Knows which fields of a request the chat template sees. Tools go to the template where they may be
 called at all.
@@ -6,19 +6,43 @@ called at all.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tinyserve.engine.build import Engine
 from tinyserve.errors import RequestError
-from tinyserve.server.chat_context import ChatContext
 from tinyserve.server.protocol import ChatRequest
-from tinyserve.server.structured import size_of
-from tinyserve.server.writer import Identity
+from tinyserve.server.structured import size_of, spec_of
+from tinyserve.server.writer import Identity, Writer
 from tinyserve.text.answer_format import AnswerFormat
+from tinyserve.text.grammar_spec import GrammarSpec
 from tinyserve.text.template import content_text
+from tinyserve.text.tokenizer import Tokenizer
 from tinyserve.text.tool_use import ToolUse, read_tool_use
 
 TEMPLATE_CHARACTERS = 32  # that a chat template adds to each message, about
+
+
+@dataclass(frozen=True)
+class ChatContext:
+    """What is settled of a chat request before its answer is written; the writers of all chat
+    protocols are made from it. `answer` is how the model's text is read.
+    """
+
+    body: ChatRequest
+    tokenizer: Tokenizer
+    identity: Identity
+    num_choices: int
+    answer: AnswerFormat
+
+    def constraint(self) -> GrammarSpec | None:
+        """What the answer has to keep to, its thinking and its calls included. Raises
+        RequestError.
+        """
+        return self.answer.constraint(spec_of(self.body))
+
+
+MakeWriter = Callable[[ChatContext], Writer]
 
 
 def encode_chat(engine: Engine, body: ChatRequest) -> list[int]:
@@ -71,7 +95,7 @@ def tool_use(engine: Engine, body: ChatRequest) -> ToolUse | None:
 def chat_context(
     engine: Engine, body: ChatRequest, ids: Sequence[int], identity: Identity, num_choices: int
 ) -> ChatContext:
-    """What the writer of the answer is made from; `ids` are the prompt's. Raises RequestError."""
+    """The context of an answer; `ids` are the prompt's. Raises RequestError."""
     intake, tools = engine.intake, tool_use(engine, body)
     echo = ""
     if body.echo and body.continue_final_message:
