@@ -13,7 +13,8 @@ from time import monotonic
 from typing import Any
 
 from tinyserve.config import SchedulerConfig
-from tinyserve.engine.draws import confirmed, read_positions, rows_of, take_tokens
+from tinyserve.engine.commit import confirmed, take_tokens
+from tinyserve.engine.draws import read_positions, rows_of
 from tinyserve.engine.job import Job, settle
 from tinyserve.engine.model_limits import ModelLimits
 from tinyserve.engine.plan import Chunk, Runner
@@ -186,23 +187,38 @@ class EngineCore:
             if token.is_nan or token.is_blocked:
                 return self._fail(job, self._fault_of(job, token))
         if sampled and job.has_forked:
-            output = take_tokens(seq, sampled)
-            if self._drafter is not None:
-                num_accepted = chunk.num_accepted(output.new_token_ids)
-                self._drafter.record(seq.seq_id, chunk.num_drafts, num_accepted)
-            seq.num_computed = num_computed = len(seq.token_ids) - 1
-            if num_computed >= seq.table.tail_stop:
-                self._kv.publish(seq.table, seq.token_ids, num_computed)
-            if output.finish_reason is not None:
-                self._release(seq, output.finish_reason)
-            return [output]
-        if job.reader is not None:
+            return [self._commit_tokens(seq, chunk, sampled)]
+        return self._commit_prompt(seq, chunk, sampled)
+
+    def _commit_tokens(
+        self, seq: Sequence, chunk: Chunk, sampled: list[SampledToken]
+    ) -> RequestOutput:
+        """The next tokens of a choice; the KV of the last one is the next step's to compute."""
+        output = take_tokens(seq, sampled)
+        if self._drafter is not None:
+            num_accepted = chunk.num_accepted(output.new_token_ids)
+            self._drafter.record(seq.seq_id, chunk.num_drafts, num_accepted)
+        seq.num_computed = num_computed = len(seq.token_ids) - 1
+        if num_computed >= seq.table.tail_stop:
+            self._kv.publish(seq.table, seq.token_ids, num_computed)
+        if output.finish_reason is not None:
+            self._release(seq, output.finish_reason)
+        return output
+
+    def _commit_prompt(
+        self, seq: Sequence, chunk: Chunk, sampled: list[SampledToken]
+    ) -> list[RequestOutput]:
+        """A piece of a prompt, or of what a preemption has dropped. A prompt's last piece brings
+        the first tokens of all its choices.
+        """
+        reader = seq.job.reader
+        if reader is not None:
             num_read = len(read_positions(seq, chunk))
-            job.reader.take(sampled[:num_read])
+            reader.take(sampled[:num_read])
             sampled = sampled[num_read:]
         seq.num_computed = end = chunk.end
         self._kv.publish(seq.table, seq.token_ids, end)
-        return self._first_tokens(job, sampled) if end == len(seq.token_ids) else []
+        return self._first_tokens(seq.job, sampled) if end == len(seq.token_ids) else []
 
     def _first_tokens(self, job: Job, drawn: list[SampledToken]) -> list[RequestOutput]:
         """The prompt is computed: fork the other choices, and give each its first token."""
