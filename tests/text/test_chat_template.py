@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tinyserve.errors import ConfigError, RequestError
-from tinyserve.text.template import ChatTemplate, normalise_messages, read_chat_template
+from tinyserve.text.normalise import normalise_messages
+from tinyserve.text.template import ChatTemplate, read_chat_template
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"

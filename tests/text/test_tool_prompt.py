@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tinyserve.errors import RequestError
-from tinyserve.text.template import ChatTemplate, normalise_messages
+from tinyserve.text.normalise import normalise_messages
+from tinyserve.text.template import ChatTemplate
 
 PLAIN = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"

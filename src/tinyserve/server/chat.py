@@ -16,7 +16,7 @@ from tinyserve.server.structured import size_of, spec_of
 from tinyserve.server.writer import Identity, Writer
 from tinyserve.text.answer_format import AnswerFormat
 from tinyserve.text.grammar_spec import GrammarSpec
-from tinyserve.text.template import content_text
+from tinyserve.text.normalise import content_text
 from tinyserve.text.tokenizer import Tokenizer
 from tinyserve.text.tool_use import ToolUse, read_tool_use
 

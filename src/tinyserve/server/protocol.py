@@ -117,7 +117,7 @@ def _content(value: Any) -> Any:
 
 
 class ChatMessage(BaseModel):
-    """One message of a conversation. `text.template` checks what its parts may be."""
+    """One message of a conversation. `text.normalise` checks what its parts may be."""
 
     model_config = ConfigDict(defer_build=True, strict=True, extra="allow")
 

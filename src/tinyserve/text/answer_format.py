@@ -15,8 +15,8 @@ from tinyserve.errors import RequestError
 from tinyserve.text.grammar_spec import GrammarSpec
 from tinyserve.text.message_format import MessageFormat
 from tinyserve.text.messages import Message, MessageParser
+from tinyserve.text.normalise import content_text
 from tinyserve.text.reasoning import CLOSER, OPENER, ThinkingSplit, ThinkReader
-from tinyserve.text.template import content_text
 from tinyserve.text.tokenizer import Tokenizer
 from tinyserve.text.tool_grammar import SpecialId, calls_grammar
 from tinyserve.text.tool_reader import CallReader

@@ -5,7 +5,7 @@ message may have, and on what a tool's schema always or never holds. Many take o
 at the start, where agents send several, and some between turns. What a template wants, only
 rendering tells: the first form is the conversation as it came, and the others are for templates
 that refuse it; contents as parts (`with_parts`) for those that show nothing else. Messages are
-normalised (`template.normalise_messages`). Renders nothing.
+normalised (`text/normalise.py`). Renders nothing.
 """
 
 from __future__ import annotations
