@@ -18,13 +18,16 @@ from typing import TYPE_CHECKING, Any
 from tinyserve.errors import ConfigError, RequestError, reason_of
 from tinyserve.files import read_text
 from tinyserve.text.normalise import normalise_messages
-from tinyserve.text.template_forms import forms, with_parts
+from tinyserve.text.template_forms import (
+    forms,
+    template_wants_short_ids,
+    with_parts,
+    with_short_ids,
+)
 from tinyserve.text.tool_prompt import (
     template_knows_calls,
     template_knows_tools,
-    template_wants_short_ids,
     with_calls_written_out,
-    with_short_ids,
     with_tools,
 )
 

@@ -4,16 +4,21 @@ Templates disagree on what a call's arguments are (an object, or its JSON text),
 message may have, and on what a tool's schema always or never holds. Many take one system message,
 at the start, where agents send several, and some between turns. What a template wants, only
 rendering tells: the first form is the conversation as it came, and the others are for templates
-that refuse it; contents as parts (`with_parts`) for those that show nothing else. Messages are
-normalised (`text/normalise.py`). Renders nothing.
+that refuse it; contents as parts (`with_parts`) for those that show nothing else. That Mistral's
+want short ids of calls (`with_short_ids`) can be read off them. Messages are normalised
+(`text/normalise.py`). Renders nothing.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+_WANTS_NINE = re.compile(r"\|\s*length\s*[!=]=\s*9\b")
 
 Objects = list[dict[str, Any]]
 Form = tuple[Objects, Objects | None]  # the messages, and the tools
@@ -132,3 +137,28 @@ def _with_instructions_first(messages: Objects) -> Objects:
         result.append(told)
         was_late = is_late
     return result
+
+
+def template_wants_short_ids(source: str) -> bool:
+    """Whether a template refuses ids of calls that are not nine letters and digits (Mistral's)."""
+    return _WANTS_NINE.search(source) is not None
+
+
+def with_short_ids(messages: Sequence[Mapping[str, Any]]) -> Objects:
+    """The messages with ids of nine letters and digits: other servers' are replaced, always alike,
+    so that a conversation may have begun elsewhere.
+    """
+    result = [dict(message) for message in messages]
+    for message in result:
+        if isinstance(message.get("tool_call_id"), str):
+            message["tool_call_id"] = _short(message["tool_call_id"])
+        if message.get("tool_calls"):
+            calls = message["tool_calls"]
+            message["tool_calls"] = [{**call, "id": _short(str(call.get("id")))} for call in calls]
+    return result
+
+
+def _short(call_id: str) -> str:
+    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]

@@ -8,14 +8,12 @@ user's messages. The format to read is then `tool_formats.HERMES`.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 _NAMES_TOOLS = re.compile(r"\btools\b")
-_WANTS_NINE = re.compile(r"\|\s*length\s*[!=]=\s*9\b")
 _NAMES_CALLS = re.compile(r"\btool_calls\b")
 
 
@@ -27,31 +25,6 @@ def template_knows_tools(source: str) -> bool:
 def template_knows_calls(source: str) -> bool:
     """Whether a template shows the calls of earlier turns."""
     return _NAMES_CALLS.search(source) is not None
-
-
-def template_wants_short_ids(source: str) -> bool:
-    """Whether a template refuses ids of calls that are not nine letters and digits (Mistral's)."""
-    return _WANTS_NINE.search(source) is not None
-
-
-def with_short_ids(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with ids of nine letters and digits: other servers' are replaced, always alike,
-    so that a conversation may have begun elsewhere.
-    """
-    result = [dict(message) for message in messages]
-    for message in result:
-        if isinstance(message.get("tool_call_id"), str):
-            message["tool_call_id"] = _short(message["tool_call_id"])
-        if message.get("tool_calls"):
-            calls = message["tool_calls"]
-            message["tool_calls"] = [{**call, "id": _short(str(call.get("id")))} for call in calls]
-    return result
-
-
-def _short(call_id: str) -> str:
-    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
-        return call_id
-    return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]
 
 
 def describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
