@@ -19,7 +19,7 @@ from helpers.message_texts import wild_texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyserve.text.message_format import MessageFormat
+from tinyserve.text.answer_format import MessageFormat
 from tinyserve.text.tool_formats import HERMES
 
 PATH = "/v1/chat/completions"

@@ -16,8 +16,7 @@ from helpers.message_texts import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tinyserve.text.answer_format import AnswerFormat, thinking_after
-from tinyserve.text.message_format import MessageFormat
+from tinyserve.text.answer_format import AnswerFormat, MessageFormat, thinking_after
 from tinyserve.text.messages import MessageParser, ReasoningPart, TextPart
 from tinyserve.text.reasoning import ThinkReader
 from tinyserve.text.tool_formats import HERMES, LLAMA3_JSON, MISTRAL

@@ -17,10 +17,9 @@ from tinyserve.engine.model_limits import ModelLimits
 from tinyserve.engine.request import EngineRequest, Pooling
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import ContextLengthError, RequestError
-from tinyserve.text.answer_format import AnswerFormat
+from tinyserve.text.answer_format import AnswerFormat, MessageFormat
 from tinyserve.text.grammar import Grammar, GrammarCompiler
 from tinyserve.text.grammar_spec import spec_of_options
-from tinyserve.text.message_format import MessageFormat
 from tinyserve.text.output import TextOutput
 from tinyserve.text.template import ChatTemplate
 from tinyserve.text.tokenizer import Tokenizer

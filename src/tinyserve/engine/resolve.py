@@ -26,7 +26,7 @@ from tinyserve.kv_budget import block_bytes, blocks_for, blocks_in_budget, reada
 from tinyserve.models.checkpoint import Checkpoint
 from tinyserve.models.config import ModelConfig
 from tinyserve.models.weights import resolve_kv_dtype
-from tinyserve.text.message_format import MessageFormat
+from tinyserve.text.answer_format import MessageFormat
 from tinyserve.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("tinyserve")

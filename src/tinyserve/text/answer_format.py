@@ -1,8 +1,8 @@
-"""`AnswerFormat`: how the answer to one prompt is written, so what holds it and what reads it.
+"""`AnswerFormat`: how the answer to one prompt is written, so what constrains it and what reads it.
 
-That is the model's `MessageFormat`, and what this prompt decides: the tools that may be called, and
-whether thinking has begun. The server and the offline API make one for each answer of a
-conversation, and leave the rules to it.
+That is the model's `MessageFormat`, read off its chat template or set, and what this prompt
+decides: the tools that may be called, and whether thinking has begun. The server and the offline
+API make one for each answer of a conversation, and leave the rules to it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,37 @@ from typing import Any
 
 from tinyserve.errors import RequestError
 from tinyserve.text.grammar_spec import GrammarSpec
-from tinyserve.text.message_format import MessageFormat
 from tinyserve.text.messages import Message, MessageParser
 from tinyserve.text.normalise import content_text
 from tinyserve.text.reasoning import CLOSER, OPENER, ThinkingSplit, ThinkReader
 from tinyserve.text.tokenizer import Tokenizer
+from tinyserve.text.tool_formats import ToolFormat, detect_tool_format
 from tinyserve.text.tool_grammar import SpecialId, calls_grammar
 from tinyserve.text.tool_reader import CallReader
 from tinyserve.text.tool_use import ToolUse
+
+
+@dataclass(frozen=True)
+class MessageFormat:
+    """How one model writes its messages. `calls` None: they are not read. `reasoning`: "none",
+    "qwen3" or "deepseek_r1".
+    """
+
+    calls: ToolFormat | None = None
+    reasoning: str = "none"
+
+    @classmethod
+    def detect(
+        cls, source: str | None, *, tool_call_parser: str = "auto", reasoning_parser: str = "none"
+    ) -> MessageFormat:
+        """By the settings; where one is "auto", by the text of the chat template."""
+        if reasoning_parser == "auto":
+            reasoning_parser = "qwen3" if CLOSER in (source or "") else "none"
+        return cls(detect_tool_format(source, tool_call_parser), reasoning_parser)
+
+    @property
+    def reads_thinking(self) -> bool:
+        return self.reasoning != "none"
 
 
 @dataclass(frozen=True)
