@@ -99,8 +99,7 @@ class Reference:
                     methods=[endpoint.method],
                     openapi_extra=_told(endpoint),
                 )
-        complete_document(app, self._open_paths)
-        app.openapi()  # which it keeps
+        complete_document(app.openapi(), self._open_paths)  # the app keeps it, and serves it
         return app
 
 
@@ -114,27 +113,18 @@ def _told(endpoint: Endpoint) -> dict[str, Any]:
     return told
 
 
-def complete_document(app: FastAPI, open_paths: AbstractSet[str] | None) -> None:
-    """Let the document state answers and errors; and keys, on every path but `open_paths`.
+def complete_document(document: dict[str, Any], open_paths: AbstractSet[str] | None) -> None:
+    """State answers and errors; and keys, on every path but `open_paths`.
 
     `open_paths` None: the server asks for no keys.
     """
-    make = app.openapi
-
-    def document() -> dict[str, Any]:
-        is_new = app.openapi_schema is None
-        made = make()
-        if is_new:
-            components = made.setdefault("components", {})
-            components["schemas"] = {"Error": ERROR, "MessagesError": MESSAGES_ERROR}
-            for path, item in made["paths"].items():
-                for operation in item.values():
-                    _describe_answers(path, operation)
-            if open_paths is not None:
-                _describe_keys(made, open_paths)
-        return made
-
-    app.openapi = document  # type: ignore[method-assign]  # FastAPI's way to change it
+    components = document.setdefault("components", {})
+    components["schemas"] = {"Error": ERROR, "MessagesError": MESSAGES_ERROR}
+    for path, item in document["paths"].items():
+        for operation in item.values():
+            _describe_answers(path, operation)
+    if open_paths is not None:
+        _describe_keys(document, open_paths)
 
 
 def _describe_answers(path: str, operation: dict[str, Any]) -> None:
