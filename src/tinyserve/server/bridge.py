@@ -205,7 +205,7 @@ class EngineBridge:
         with self._wake:
             unanswered = self._questions
         for _, future in unanswered:
-            self._call_loop(_cancel, future)
+            self._call_loop(future.cancel)
 
     def _wait_for_work(self) -> bool:
         """Sleep until the engine has something to do; False when it is to end."""
@@ -235,9 +235,9 @@ class EngineBridge:
         try:
             answer = question()
         except Exception as error:  # the question's fault, not the engine's
-            self._call_loop(_fail, (future, error))
+            self._call_loop(_fail, future, error)
         else:
-            self._call_loop(_resolve, (future, answer))
+            self._call_loop(_resolve, future, answer)
 
     def _abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
@@ -286,31 +286,25 @@ class EngineBridge:
             self._death = error
             dropped = self._queue.clear()
         self._stats = _stats_after_death(self._stats)
-        self._call_loop(lambda requests: self._on_dropped(requests, "error"), dropped)
+        self._call_loop(self._on_dropped, dropped, "error")
         self._call_loop(self.fail_all, EngineDeadError(f"the engine has stopped: {error}"))
 
-    def _call_loop(self, function: object, argument: object) -> None:
+    def _call_loop(self, function: Callable[..., object], *arguments: Any) -> None:
         assert self._loop is not None
         try:
-            self._loop.call_soon_threadsafe(function, argument)  # type: ignore[arg-type]
+            self._loop.call_soon_threadsafe(function, *arguments)
         except RuntimeError:  # the loop is closed: nobody listens any more
             logger.debug("results after the event loop was closed")
 
 
-def _resolve(pair: tuple[asyncio.Future[Any], Any]) -> None:
-    future, answer = pair
+def _resolve(future: asyncio.Future[Any], answer: Any) -> None:
     if not future.done():  # whoever asked may have given up
         future.set_result(answer)
 
 
-def _fail(pair: tuple[asyncio.Future[Any], Exception]) -> None:
-    future, error = pair
+def _fail(future: asyncio.Future[Any], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-
-
-def _cancel(future: asyncio.Future[Any]) -> None:
-    future.cancel()
 
 
 def _stats_after_death(stats: EngineStats) -> EngineStats:
