@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tinyserve.server.deltas import Delta, DeltaMaker, ScoredToken
-from tinyserve.server.openai_writer import CompletionWriter
+from tinyserve.server.openai_writer import CompletionWriter, WriterOptions
+from tinyserve.server.writer import Identity
+from tinyserve.text.tokenizer import Tokenizer
 
 
 class BestOfWriter(CompletionWriter):
@@ -21,9 +23,16 @@ class BestOfWriter(CompletionWriter):
     """
 
     def __init__(
-        self, *arguments: Any, shows_logprobs: bool, scores_prompt: bool, **options: Any
+        self,
+        tokenizer: Tokenizer,
+        identity: Identity,
+        options: WriterOptions,
+        *,
+        num_choices: int,
+        shows_logprobs: bool,
+        scores_prompt: bool,
     ) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(tokenizer, identity, options, num_choices=num_choices)
         self._shows_logprobs = shows_logprobs
         self._scores_prompt = scores_prompt
 

@@ -7,7 +7,6 @@ One per served model. Holds the names it answers to; no state of requests.
 from __future__ import annotations
 
 import asyncio
-import functools
 import secrets
 import time
 from collections.abc import Callable, Sequence, Set
@@ -73,15 +72,17 @@ def completion_writer(
     body: CompletionRequest, tokenizer: Tokenizer, identity: Identity, num_prompts: int
 ) -> Writer:
     """The writer of `/v1/completions`."""
-    make_writer: Callable[..., CompletionWriter] = CompletionWriter
-    if _chooses(body):
-        make_writer = functools.partial(
-            BestOfWriter,
-            shows_logprobs=body.logprobs is not None,
-            scores_prompt=_scores_prompt(body),
-        )
-    num_choices = (body.n or 1) * num_prompts
-    return make_writer(tokenizer, identity, writer_options(body), num_choices=num_choices)
+    options, num_choices = writer_options(body), (body.n or 1) * num_prompts
+    if not _chooses(body):
+        return CompletionWriter(tokenizer, identity, options, num_choices=num_choices)
+    return BestOfWriter(
+        tokenizer,
+        identity,
+        options,
+        num_choices=num_choices,
+        shows_logprobs=body.logprobs is not None,
+        scores_prompt=_scores_prompt(body),
+    )
 
 
 def _chooses(body: CompletionRequest) -> bool:
@@ -268,12 +269,14 @@ class Service:
         """`prompts`: the ids of each, and the text that echo shows first. `group` is the answer's
         id, so that logs and traces name what the client has seen. `extra` is for `Intake.request`.
         """
+        # A limit that the client names is kept, and refused where it does not fit.
+        is_limited = "max_tokens" in body.sampling_fields()
         parts: list[PromptPart] = []
         for i, (ids, echo) in enumerate(prompts):
             request = self.engine.intake.request(
                 f"{group}-{i}",
                 ids,
-                self._fitting(params, body, len(ids)),
+                params if is_limited else self.engine.intake.with_room(params, len(ids)),
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
                 speculative=body.speculative is not False,
@@ -309,15 +312,6 @@ class Service:
             return kept, prompt
         decode = self.engine.intake.tokenizer.decode
         return kept, decode(kept, skip_special_tokens=params.skip_special_tokens)
-
-    def _fitting(
-        self, params: SamplingParams, body: GenerationRequest, num_prompt: int
-    ) -> SamplingParams:
-        """`params` with the default `max_tokens` cut to the room that is left; one that the client
-        has named is kept, and refused later if it does not fit.
-        """
-        is_named = "max_tokens" in body.sampling_fields()
-        return params if is_named else self.engine.intake.with_room(params, num_prompt)
 
     def _identity(self, prefix: str, model: str) -> Identity:
         return Identity(
