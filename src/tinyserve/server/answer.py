@@ -50,7 +50,7 @@ async def _written(writer: Writer, deltas: list[Delta], maker: DeltaMaker) -> by
         return in_pieces(writer.whole(deltas, maker)).encode()
 
     weight = sum(1 + LOGPROB_WEIGHT * len(delta.logprobs or ()) for delta in deltas)
-    if weight <= INLINE_WEIGHT and not any(map(maker.prompt_logprobs, maker.parts)):
+    if weight <= INLINE_WEIGHT and not any(map(maker.prompt_logprobs, maker.prompts)):
         return write()
     return await asyncio.to_thread(write)
 
@@ -60,8 +60,8 @@ def _tie(request: Request, group: Group) -> None:
     HTTP brought it, not when it had been tokenized.
     """
     request.scope[ANSWER_ID] = group.id
-    for part in group.requests:
-        part.arrival = request.scope.get(ARRIVAL, part.arrival)
+    for engine_request in group.requests:
+        engine_request.arrival = request.scope.get(ARRIVAL, engine_request.arrival)
 
 
 async def collect(

@@ -38,11 +38,11 @@ class BestOfWriter(CompletionWriter):
 
     def whole(self, deltas: Sequence[Delta], maker: DeltaMaker) -> dict[str, Any]:
         scores = self._mean_logprobs(deltas, maker)
-        num_parts = len(maker.parts)
-        num_made, num_shown = len(scores) // num_parts, self._num_choices // num_parts
+        num_prompts = len(maker.prompts)
+        num_made, num_shown = len(scores) // num_prompts, self._num_choices // num_prompts
         places: dict[int, int] = {}  # choice index as generated -> as shown
-        for i, part in enumerate(maker.parts):
-            made = range(part.first_index, part.first_index + num_made)
+        for i, prompt in enumerate(maker.prompts):
+            made = range(prompt.first_index, prompt.first_index + num_made)
             ranked = sorted(made, key=lambda index: (-scores[index], index))
             places.update({c: i * num_shown + place for place, c in enumerate(ranked[:num_shown])})
         kept = [self._shown(d, places[d.index]) for d in deltas if d.index in places]
@@ -53,10 +53,10 @@ class BestOfWriter(CompletionWriter):
         tokens: dict[int, list[ScoredToken]] = {}
         for delta in deltas:
             tokens.setdefault(delta.index, []).extend(delta.logprobs or ())
-        per_part = len(tokens) // len(maker.parts)
+        per_prompt = len(tokens) // len(maker.prompts)
         means = {}
         for index, scored in tokens.items():
-            prompt = maker.parts[index // per_part].token_ids if self._scores_prompt else ()
+            prompt = maker.prompts[index // per_prompt].token_ids if self._scores_prompt else ()
             logprobs = [token.logprob or 0.0 for token in scored[len(prompt) :]]
             means[index] = sum(logprobs) / max(1, len(logprobs))
         return means

@@ -96,7 +96,7 @@ class EngineBridge:
         self._thread.start()
 
     def submit(self, group: str, requests: Sequence[EngineRequest], mailbox: Mailbox) -> None:
-        """Queue all parts of one HTTP request, or raise QueueFullError or EngineDeadError."""
+        """Queue all requests of a group, or raise QueueFullError or EngineDeadError."""
         entries = [Entry(r, group, r.client, r.priority, len(r.prompt_token_ids)) for r in requests]
         with self._wake:
             self._raise_if_gone()

@@ -39,7 +39,7 @@ class ChatWriter(OpenAIWriter):
         usage = self._usage(replace(maker.usage, completion_tokens=0))  # nothing was said yet
         prompt = ""
         if self._options.token_ids:
-            prompt = f',"prompt_token_ids":{to_json(list(maker.parts[0].token_ids))}'
+            prompt = f',"prompt_token_ids":{to_json(list(maker.prompts[0].token_ids))}'
         return sse(
             f'{self._prefix}{index},"delta":{{"role":"assistant","content":""}},'
             f'"logprobs":null,"finish_reason":null}}]{usage}{"" if index else prompt}}}'

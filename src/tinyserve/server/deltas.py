@@ -63,8 +63,8 @@ class Usage:
 
 
 @dataclass(frozen=True)
-class PromptPart:
-    """One prompt of the HTTP request: its engine request, and the text that echo shows first."""
+class GroupPrompt:
+    """One prompt of a group: its engine request, and the text that echo shows first."""
 
     request: EngineRequest
     first_index: int  # choice index of its first choice
@@ -100,20 +100,20 @@ class DeltaMaker:
     """Turns the outputs of one HTTP request into deltas, and counts its usage."""
 
     def __init__(
-        self, tokenizer: Tokenizer, parts: Sequence[PromptPart], options: DeltaOptions
+        self, tokenizer: Tokenizer, prompts: Sequence[GroupPrompt], options: DeltaOptions
     ) -> None:
         self._tokenizer = tokenizer
-        self.parts = tuple(parts)
-        self._parts = {part.request.request_id: part for part in parts}
+        self.prompts = tuple(prompts)
+        self._by_request = {prompt.request.request_id: prompt for prompt in prompts}
         self._options = options
         self._choices: dict[int, _Choice] = {}
         self._seen_prompts: set[str] = set()
         self._prompt_scores: dict[str, list[SampledToken | None]] = {}
-        self.usage = Usage(prompt_tokens=sum(len(part.token_ids) for part in parts))
+        self.usage = Usage(prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts))
 
-    def prompt_logprobs(self, part: PromptPart) -> list[SampledToken | None] | None:
+    def prompt_logprobs(self, prompt: GroupPrompt) -> list[SampledToken | None] | None:
         """The scores of a prompt's tokens, if they were asked for and have come."""
-        return self._prompt_scores.get(part.request.request_id)
+        return self._prompt_scores.get(prompt.request.request_id)
 
     def feed(self, output: RequestOutput) -> Delta | None:
         """The delta of one output; None while its text is held back.
@@ -121,13 +121,13 @@ class DeltaMaker:
         Token ids and logprobs wait for text to go with, so that no part of a stop string shows
         early; what is still held goes out with the finish reason.
         """
-        part = self._parts[output.request_id]
+        prompt = self._by_request[output.request_id]
         self._count(output)
-        choice = self._choice(part, output.index)
+        choice = self._choice(prompt, output.index)
         text = output.new_text
         if not choice.has_begun:
             choice.has_begun = True
-            text = self._echo(part, choice) + text
+            text = self._echo(prompt, choice) + text
         self._hold(choice, output)
         if not text and output.finish_reason is None:
             return None
@@ -141,28 +141,28 @@ class DeltaMaker:
         if output.prompt_logprobs is not None:
             self._prompt_scores[output.request_id] = output.prompt_logprobs
 
-    def _choice(self, part: PromptPart, index: int) -> _Choice:
-        index += part.first_index
+    def _choice(self, prompt: GroupPrompt, index: int) -> _Choice:
+        index += prompt.first_index
         choice = self._choices.get(index)
         if choice is None:
             detokenizer = self._tokenizer.detokenizer(
                 skip_special_tokens=self._options.skip_special_tokens,
                 visible_ids=self._options.visible_ids,
-                keeps_space=part.request.keeps_space and not self._options.score_prompt,
+                keeps_space=prompt.request.keeps_space and not self._options.score_prompt,
             )
             choice = self._choices[index] = _Choice(index, _Offsets(detokenizer))
         return choice
 
-    def _echo(self, part: PromptPart, choice: _Choice) -> str:
+    def _echo(self, prompt: GroupPrompt, choice: _Choice) -> str:
         if self._options.score_prompt:
-            scores = self._prompt_scores.get(part.request.request_id, [])
-            for token_id, score in zip(part.token_ids, scores, strict=True):
+            scores = self._prompt_scores.get(prompt.request.request_id, [])
+            for token_id, score in zip(prompt.token_ids, scores, strict=True):
                 choice.logprobs.append(self._scored(choice, token_id, score))
                 if token_id in self._tokenizer.special_ids and self._options.skip_special_tokens:
                     spelled = self._tokenizer.token_text(token_id)
-                    choice.offsets.pass_over(spelled, part.echo_text)
-        choice.offsets.jump_to(len(part.echo_text))
-        return part.echo_text
+                    choice.offsets.pass_over(spelled, prompt.echo_text)
+        choice.offsets.jump_to(len(prompt.echo_text))
+        return prompt.echo_text
 
     def _hold(self, choice: _Choice, output: RequestOutput) -> None:
         choice.token_ids += output.new_token_ids

@@ -19,7 +19,7 @@ from tinyserve.engine.embedding import unit
 from tinyserve.engine.intake import Intake, Prompt, split_prompts
 from tinyserve.errors import RequestError
 from tinyserve.kernels.formats import F32
-from tinyserve.server.deltas import Delta, DeltaMaker, DeltaOptions, PromptPart, Usage
+from tinyserve.server.deltas import Delta, DeltaMaker, DeltaOptions, GroupPrompt, Usage
 from tinyserve.server.json_text import in_pieces
 from tinyserve.server.limits import check_queueing
 from tinyserve.server.protocol import PROMPT_SCHEMA
@@ -60,7 +60,7 @@ async def embedding_requests(service: Service, body: EmbeddingRequest, client: s
     size = sum(len(text) for text in inputs)
     encoded = await service.off_loop_if(size, _encode, intake, inputs, body)
     group = secrets.token_hex(12)
-    parts = []
+    grouped = []
     for i, ids in enumerate(encoded):
         request = intake.embedding_request(
             f"{group}-{i}",
@@ -70,8 +70,8 @@ async def embedding_requests(service: Service, body: EmbeddingRequest, client: s
             cache_salt=body.cache_salt,
             client=client,
         )
-        parts.append(PromptPart(request, i))
-    return Group(group, DeltaMaker(intake.tokenizer, parts, DeltaOptions()))
+        grouped.append(GroupPrompt(request, i))
+    return Group(group, DeltaMaker(intake.tokenizer, grouped, DeltaOptions()))
 
 
 async def embedding_answer(

@@ -18,7 +18,7 @@ from tinyserve.server.deltas import (
     MIN_LOGPROB,
     Delta,
     DeltaMaker,
-    PromptPart,
+    GroupPrompt,
     ScoredToken,
     Usage,
     WholeChoice,
@@ -71,7 +71,7 @@ class OpenAIWriter(ABC):
         self._identity = identity
         self._options = options
         self._num_choices = num_choices
-        self._prompts: dict[int, PromptPart] = {}  # to be told with a choice's first chunk
+        self._prompts: dict[int, GroupPrompt] = {}  # to be told with a choice's first chunk
         head = to_json(self._head(self.chunk_object))[:-1]
         self._prefix = f'{head},"choices":[{{"index":'
 
@@ -122,18 +122,18 @@ class OpenAIWriter(ABC):
             "choices": choices,
             "usage": usage_object(maker.usage),
         }
-        per_part = len(choices) // len(maker.parts)
+        per_prompt = len(choices) // len(maker.prompts)
         for i, choice in enumerate(choices):
-            self._place(answer, choice, self._prompt_fields(maker, maker.parts[i // per_part]))
+            self._place(answer, choice, self._prompt_fields(maker, maker.prompts[i // per_prompt]))
         return answer
 
-    def _prompt_fields(self, maker: DeltaMaker, part: PromptPart) -> dict[str, Any]:
+    def _prompt_fields(self, maker: DeltaMaker, prompt: GroupPrompt) -> dict[str, Any]:
         fields: dict[str, Any] = {}
         if self._options.token_ids:
-            fields["prompt_token_ids"] = list(part.token_ids)
-        scores = maker.prompt_logprobs(part)
+            fields["prompt_token_ids"] = list(prompt.token_ids)
+        scores = maker.prompt_logprobs(prompt)
         if self._options.prompt_logprobs is not None and scores is not None:
-            fields["prompt_logprobs"] = self.prompt_logprobs(part.token_ids, scores)
+            fields["prompt_logprobs"] = self.prompt_logprobs(prompt.token_ids, scores)
         return fields
 
     def _place(
@@ -219,8 +219,8 @@ class CompletionWriter(OpenAIWriter):
     chunk_object = "text_completion"
 
     def opening(self, maker: DeltaMaker) -> bytes:
-        per_part = self._num_choices // len(maker.parts)
-        self._prompts = {i: maker.parts[i // per_part] for i in range(self._num_choices)}
+        per_prompt = self._num_choices // len(maker.prompts)
+        self._prompts = {i: maker.prompts[i // per_prompt] for i in range(self._num_choices)}
         return b""
 
     def _place(

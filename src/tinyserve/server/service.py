@@ -27,7 +27,7 @@ from tinyserve.server.chat import (
     prompt_size,
 )
 from tinyserve.server.chat_writer import ChatWriter
-from tinyserve.server.deltas import DeltaMaker, DeltaOptions, PromptPart
+from tinyserve.server.deltas import DeltaMaker, DeltaOptions, GroupPrompt
 from tinyserve.server.extensions import Extensions
 from tinyserve.server.json_node import renamed
 from tinyserve.server.limits import (
@@ -271,7 +271,7 @@ class Service:
         """
         # A limit that the client names is kept, and refused where it does not fit.
         is_limited = "max_tokens" in body.sampling_fields()
-        parts: list[PromptPart] = []
+        grouped: list[GroupPrompt] = []
         for i, (ids, echo) in enumerate(prompts):
             request = self.engine.intake.request(
                 f"{group}-{i}",
@@ -283,8 +283,8 @@ class Service:
                 client=client,
                 **extra,
             )
-            parts.append(PromptPart(request, i * params.n, echo))
-        asked = Group(group, DeltaMaker(self.engine.intake.tokenizer, parts, options))
+            grouped.append(GroupPrompt(request, i * params.n, echo))
+        asked = Group(group, DeltaMaker(self.engine.intake.tokenizer, grouped, options))
         check_scores(asked.requests, options, is_stream=bool(body.stream))
         return Prepared(asked, writer, bool(body.stream))
 

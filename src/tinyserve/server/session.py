@@ -36,7 +36,7 @@ class Group:
 
     @property
     def requests(self) -> list[EngineRequest]:
-        return [part.request for part in self.deltas.parts]
+        return [prompt.request for prompt in self.deltas.prompts]
 
 
 class Session:
