@@ -26,7 +26,7 @@ class Kind(Enum):
     CALL = "call"
 
 
-class Step(Enum):
+class Change(Enum):
     """What happens to a block."""
 
     BEGINS = "begins"
@@ -56,9 +56,9 @@ class Block:
 
 @dataclass(slots=True)
 class BlockEvent:
-    """A step of `block`; one that grows it has a `text`, and the logprobs of its tokens."""
+    """A change of `block`; one that grows it has a `text`, and the logprobs of its tokens."""
 
-    step: Step
+    change: Change
     block: Block
     text: str = ""
     logprobs: list[ScoredToken] = field(default_factory=list)
@@ -153,7 +153,7 @@ class BlockReader:
             logprobs, self._space = self._scored(), ""
         block.pieces.append(text)
         block.logprobs += logprobs
-        events.append(BlockEvent(Step.GROWS, block, text, logprobs))
+        events.append(BlockEvent(Change.GROWS, block, text, logprobs))
 
     def _begin(self, block: Block, events: list[BlockEvent]) -> Block:
         self._end(events)
@@ -161,13 +161,13 @@ class BlockReader:
             self._space = ""
         self._open = block
         self.blocks.append(block)
-        events.append(BlockEvent(Step.BEGINS, block))
+        events.append(BlockEvent(Change.BEGINS, block))
         return block
 
     def _end(self, events: list[BlockEvent]) -> None:
         if self._open is not None:
             self._open.is_open = False
-            events.append(BlockEvent(Step.ENDS, self._open))
+            events.append(BlockEvent(Change.ENDS, self._open))
             self._open = None
 
     def _scored(self) -> list[ScoredToken]:

@@ -17,7 +17,7 @@ import pydantic_core
 
 from tinyserve.server.chat import ChatContext
 from tinyserve.server.choice_reader import ChoiceReader
-from tinyserve.server.content_blocks import Block, BlockEvent, BlockReader, Kind, Step
+from tinyserve.server.content_blocks import Block, BlockEvent, BlockReader, Change, Kind
 from tinyserve.server.deltas import Delta, DeltaMaker, Usage
 from tinyserve.server.errors import HTTPFailure
 from tinyserve.server.json_text import to_json
@@ -50,7 +50,7 @@ class MessageWriter:
     def frames(self, deltas: Sequence[Delta], usage: Usage) -> bytes:
         head = self._begin(usage)
         events = self._reader.feed(deltas)
-        return (head + "".join([self._step(event) for event in events])).encode()
+        return (head + "".join([self._change(event) for event in events])).encode()
 
     def closing(self, usage: Usage) -> bytes:
         changes = {"delta": self._ending(), "usage": self._usage(usage)}
@@ -108,11 +108,11 @@ class MessageWriter:
             "output_tokens_details": {"thinking_tokens": self._reader.reasoning_tokens},
         }
 
-    def _step(self, event: BlockEvent) -> str:
+    def _change(self, event: BlockEvent) -> str:
         block = event.block
-        if event.step is Step.GROWS:
+        if event.change is Change.GROWS:
             return f"{self._piece_head}{quote(event.text)}}}}}\n\n"
-        if event.step is Step.BEGINS:
+        if event.change is Change.BEGINS:
             if block.kind is Kind.CALL and block.call_id is None:
                 block.call_id = _new_call_id()
             kind, member = _PIECE[block.kind]

@@ -14,7 +14,7 @@ from typing import Any
 
 from tinyserve.server.chat import ChatContext
 from tinyserve.server.choice_reader import ChoiceReader
-from tinyserve.server.content_blocks import Block, BlockEvent, BlockReader, Kind, Step
+from tinyserve.server.content_blocks import Block, BlockEvent, BlockReader, Change, Kind
 from tinyserve.server.deltas import Delta, DeltaMaker, ScoredToken, Usage
 from tinyserve.server.errors import HTTPFailure
 from tinyserve.server.json_text import to_json
@@ -55,7 +55,7 @@ class ResponseWriter:
 
     def frames(self, deltas: Sequence[Delta], usage: Usage) -> bytes:
         events = self._reader.feed(deltas)
-        return "".join([self._step(event) for event in events]).encode()
+        return "".join([self._change(event) for event in events]).encode()
 
     def closing(self, usage: Usage) -> bytes:
         begun = len(self._items)
@@ -78,7 +78,7 @@ class ResponseWriter:
 
     def whole(self, deltas: Sequence[Delta], maker: DeltaMaker) -> dict[str, Any]:
         for event in self._reader.feed(deltas):
-            if event.step is Step.BEGINS:
+            if event.change is Change.BEGINS:
                 self._begin(event.block)
         return self._final(maker.usage)
 
@@ -116,10 +116,10 @@ class ResponseWriter:
 
     # Events
 
-    def _step(self, event: BlockEvent) -> str:
-        if event.step is Step.GROWS:
+    def _change(self, event: BlockEvent) -> str:
+        if event.change is Change.GROWS:
             return self._grow(event)
-        if event.step is Step.BEGINS:
+        if event.change is Change.BEGINS:
             return self._added(self._begin(event.block))
         return self._ended(self._items[event.block.index])
 
