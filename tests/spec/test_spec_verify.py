@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from tinyserve.spec.verify import draw_from, num_confirmed, residual, settle
+from tinyserve.spec.verify import accept_or_recover, draw_from, num_confirmed, residual
 
 F64 = NDArray[np.float64]
 VOCAB, Z = 12, 4.0
@@ -83,7 +83,10 @@ def settled(p: F64, q: F64, draws: int, *, give_q: bool) -> tuple[NDArray[np.int
     uniforms = dice.random((draws, 2))
     told = q if give_q else None
     tokens = np.array(
-        [settle(int(x), p, told, a, r) for x, (a, r) in zip(drafts, uniforms, strict=True)]
+        [
+            accept_or_recover(int(x), p, told, a, r)
+            for x, (a, r) in zip(drafts, uniforms, strict=True)
+        ]
     )
     return tokens, float((tokens == drafts).mean())
 
@@ -130,13 +133,13 @@ def test_settling_a_proposal_equal_to_the_target_always_accepts(
 ) -> None:
     p = law(seed)
     draft = draw_from(p, recover)
-    assert settle(draft, p, p, accept, recover) == draft
+    assert accept_or_recover(draft, p, p, accept, recover) == draft
 
 
 @given(st.integers(0, 10**6), st.integers(0, VOCAB - 1), st.floats(0, 1, exclude_max=True))
 def test_what_is_recovered_is_not_the_draft(seed: int, draft: int, recover: float) -> None:
     p = without(law(seed), draft)
-    assert settle(draft, p, None, 0.0, recover) != draft
+    assert accept_or_recover(draft, p, None, 0.0, recover) != draft
     assert residual(draft, p, None)[draft] == 0
 
 

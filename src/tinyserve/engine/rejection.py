@@ -13,7 +13,7 @@ from collections.abc import Callable
 from tinyserve.engine.plan import Logits
 from tinyserve.engine.sampling import SampledToken, SampleRow
 from tinyserve.kernels.reference import keyed_uniform
-from tinyserve.spec.verify import settle
+from tinyserve.spec.verify import accept_or_recover
 
 DrawRows = Callable[[Logits, list[SampleRow]], list[SampledToken]]
 
@@ -35,7 +35,7 @@ def draw_by_rejection(logits: Logits, rows: list[SampleRow]) -> list[SampledToke
     for i in drafted:
         if sampled[i].is_nan or sampled[i].is_blocked:
             continue  # there is no distribution: the request ends here
-        token = _settled(rows[i], sampled[i])
+        token = _verified(rows[i], sampled[i])
         if token != sampled[i].token_id:
             sampled[i] = SampledToken(token)
             replaced.append(i)
@@ -51,10 +51,11 @@ def _is_certain(row: SampleRow) -> bool:
     return row.params.is_greedy or row.target is not None
 
 
-def _settled(row: SampleRow, drawn: SampledToken) -> int:
+def _verified(row: SampleRow, drawn: SampledToken) -> int:
+    """The token at a drafted row: the draft, or what is recovered in its place."""
     assert row.draft is not None
     assert drawn.probs is not None
     accept, recover = (
         keyed_uniform(row.seed, row.choice, row.position, purpose) for purpose in (ACCEPT, RECOVER)
     )
-    return settle(row.draft, drawn.probs, row.draft_probs, accept, recover)
+    return accept_or_recover(row.draft, drawn.probs, row.draft_probs, accept, recover)

@@ -36,7 +36,7 @@ def num_confirmed(drawn: Sequence[int], drafts: Sequence[int]) -> int:
     return len(drawn)
 
 
-def settle(draft: int, p: Probs, q: Probs | None, accept: float, recover: float) -> int:
+def accept_or_recover(draft: int, p: Probs, q: Probs | None, accept: float, recover: float) -> int:
     """The token at a draft's position by rejection sampling: the draft, or what is recovered.
 
     p: what the target draws from; q: what the draft was drawn from, None where it was certain;
