@@ -24,7 +24,7 @@ from tinyserve.engine.sampling import SampledToken
 from tinyserve.engine.scheduler import Scheduler
 from tinyserve.engine.sequence import Sequence, Status
 from tinyserve.engine.snapshot import EngineSnapshot, take_snapshot
-from tinyserve.engine.work import Lap
+from tinyserve.engine.step import Lap
 from tinyserve.errors import RequestError, TinyServeError
 from tinyserve.kv.manager import KVManager
 from tinyserve.spec.drafter import Drafter

@@ -15,7 +15,7 @@ from tinyserve.engine.job import Job
 from tinyserve.engine.plan import Chunk
 from tinyserve.engine.sampling import SampleRow
 from tinyserve.engine.sequence import Sequence
-from tinyserve.engine.work import Step
+from tinyserve.engine.step import Step
 from tinyserve.errors import RequestError
 from tinyserve.spec.proposer import NO_DRAFT, Draft
 

@@ -22,7 +22,7 @@ from collections import OrderedDict
 from typing import Protocol
 
 from tinyserve.engine.sequence import Sequence
-from tinyserve.engine.work import Step
+from tinyserve.engine.step import Step
 
 Order = tuple[int, float, int]  # Sequence.order
 

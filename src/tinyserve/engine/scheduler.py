@@ -27,8 +27,8 @@ from tinyserve.config import SchedulerConfig
 from tinyserve.engine.plan import Chunk, StepPlan
 from tinyserve.engine.policies import make_policy
 from tinyserve.engine.sequence import Sequence, Status
+from tinyserve.engine.step import Step
 from tinyserve.engine.step_drafts import step_drafts
-from tinyserve.engine.work import Step
 from tinyserve.kv.manager import KVManager
 from tinyserve.spec.drafter import Drafter
 from tinyserve.spec.proposer import NO_DRAFT, Draft

@@ -17,7 +17,7 @@ from typing import Protocol
 from tinyserve.engine.plan import StepPlan
 from tinyserve.engine.request import EngineRequest, EngineStats, RequestOutput
 from tinyserve.engine.snapshot import EngineSnapshot
-from tinyserve.engine.work import Lap
+from tinyserve.engine.step import Lap
 
 MAX_RECORDS = 1 << 16  # that wait to be taken out; beyond, the oldest are dropped
 

@@ -12,7 +12,7 @@ from typing import Literal
 from tinyserve.engine.plan import Chunk
 from tinyserve.engine.request import EngineStats, RequestOutput
 from tinyserve.engine.sequence import Sequence, Status
-from tinyserve.engine.work import Lap
+from tinyserve.engine.step import Lap
 
 Key = tuple[str, int]  # request id, choice
 Kind = Literal["prefill", "decode", "verify", "recompute"]

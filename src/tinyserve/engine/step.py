@@ -1,7 +1,7 @@
-"""What the scheduler hands to the core.
+"""`Step`: what the scheduler hands to the core. `Lap`: the same once computed, with its times.
 
-A step's plan is for the runner; the step says whose chunks they are, so that the draws find their
-sequences. A lap is what remains of a step for those who measure. Records only.
+A step's plan is for the runner, which knows no sequences; the step says whose chunks they are, so
+that the draws find their sequences. A lap is for those who measure. Records only.
 """
 
 from __future__ import annotations
