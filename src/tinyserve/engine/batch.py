@@ -91,7 +91,7 @@ class BlockTables:
 
     def update(self, seq_ids: list[int], blocks: list[Blocks]) -> bool:
         """Bring the tables up to date; True where `ids` and `starts` are new arrays."""
-        if blocks == self._blocks and seq_ids == self._seq_ids:  # by identity, block for block
+        if blocks == self._blocks and seq_ids == self._seq_ids:  # quick: mostly the same tuples
             return False
         has_moved = seq_ids != self._seq_ids or max(map(len, blocks)) > self._rows.shape[1]
         if has_moved:

@@ -142,10 +142,16 @@ class Scheduler:
             if not self._policy.outranks(seq, self._running[-1]):
                 return
             while not self._admit(seq):
-                youngest = self._running[-1] if self._running else seq
-                if youngest.step == self._step or not self._policy.outranks(seq, youngest):
+                if not self._may_displace(seq):
                     return
-                self._preempt(youngest)
+                self._preempt(self._running[-1])
+
+    def _may_displace(self, seq: Sequence) -> bool:
+        """Whether the youngest running sequence ranks below `seq` and is not part of this step."""
+        if not self._running:
+            return False
+        youngest = self._running[-1]
+        return youngest.step != self._step and self._policy.outranks(seq, youngest)
 
     def _plan_decodes(self) -> None:
         if not self._running:
