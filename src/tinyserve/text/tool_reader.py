@@ -55,13 +55,14 @@ class CallReader:
         self._space = ""
         self._has_text = False
         self._begins_line = True  # what comes next, blanks aside
-        # As a call: what reads it, and what to show as text if it turns out to be none.
+        # As a call: what reads it, and what to show as text if it turns out to be none: the marker
+        # ("" after another call), then the characters.
         self._reading: Reading[str] | None = None
         self._raw: list[str] = []
-        self._is_bare = False
-        self._has_begun = False
-        self._is_between = False
-        self._is_muted = False
+        self._is_bare = False  # no marker announced it
+        self._has_begun = False  # its name is known, and a part of it given
+        self._is_between = False  # a call has ended; the next may follow without a marker
+        self._is_muted = False  # it is one call too many
 
     def push(self, text: str) -> list[Part]:
         """The parts that became certain."""
@@ -167,10 +168,11 @@ class CallReader:
                 return "".join(raw[1:]) + text[index + 1 :]
         return ""
 
+    # What the format's `read` asks and tells (`tool_json.Calls`)
+
     def open(self) -> None:
         if self._is_between:
-            del self._raw[:-1]
-            self._raw.insert(0, "")
+            self._raw[:] = ["", self._raw[-1]]
         self._is_between = False
 
     def types(self, name: str, key: str) -> frozenset[str]:
@@ -200,8 +202,9 @@ class CallReader:
         self._settle()
         self._has_begun = False
         self._is_between = True
-        self._raw.clear()
-        self._raw.append("")
+        self._raw[:] = [""]
+
+    # Parts
 
     def _take(self) -> list[Part]:
         """The parts since the last time, neighbours of one kind joined."""
