@@ -102,7 +102,7 @@ class Extensions(BaseModel):
         return {name: value for name, value in values.items() if value is not None}
 
 
-# What asks to see something that only the chat and completion APIs have a place for.
+# Fields that ask for something which only answers of the chat and completion APIs can show.
 _UNSHOWN = ("prompt_logprobs", "echo", "return_token_ids", "return_tokens_as_token_ids")
 
 

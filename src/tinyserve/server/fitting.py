@@ -57,7 +57,10 @@ async def without_oldest(service: Service, body: ChatRequest) -> Fitted:
 async def with_room_left(
     service: Service, body: ChatRequest, refuse: Callable[[int, int], ContextLengthError]
 ) -> Fitted:
-    """The conversation, its `max_tokens` lowered to the room. Raises `refuse(prompt, limit)`."""
+    """The conversation, its `max_tokens` lowered to the room that the prompt leaves.
+
+    Where it leaves none, raises `refuse(tokens of the prompt, tokens of the context)`.
+    """
     ids = await service.encode_chat(body)
     keep = body.truncate_prompt_tokens or 0
     if keep == -1 and len(ids) >= service.room:

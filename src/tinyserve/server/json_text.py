@@ -13,8 +13,8 @@ def to_json(value: Any) -> str:
 
 
 def in_pieces(answer: Mapping[str, Any]) -> str:
-    """`to_json(answer)`, list by list: one call for a million numbers would keep the interpreter
-    from the event loop until it is done.
+    """`to_json(answer)`, with a call for each entry of a list: one call for a million numbers would
+    hold the interpreter, and with it the event loop, until it is done.
     """
     members = []
     for name, value in answer.items():

@@ -27,13 +27,13 @@ MAX_SCORES = 1 << 21  # logprobs kept for one answer, of prompts and of what is 
 def check_limits(
     body: GenerationRequest, logprobs: Mapping[str, int | None], max_logprobs: int
 ) -> None:
-    """What both routes share. `logprobs`: field -> how many likeliest tokens it asks for."""
+    """What completions and chats share. `logprobs`: field -> how many likeliest tokens it wants."""
     for name, value in logprobs.items():
         if value is not None and not 0 <= value <= max_logprobs:
             raise RequestError(
                 f"{name} must be between 0 and {max_logprobs}, got {value}", param=name
             )
-    check_sizes(body)
+    _check_sizes(body)
     if body.stream and body.prompt_logprobs is not None:
         raise RequestError("prompt_logprobs is not available in a stream", param="prompt_logprobs")
     if body.stream_options is not None and not body.stream:
@@ -49,7 +49,7 @@ def check_limits(
 
 
 def check_queueing(priority: int | None, cache_salt: str | None) -> None:
-    """What embeddings take too."""
+    """Of the fields for queue and prefix cache, which embeddings take too."""
     if cache_salt is not None and not 1 <= len(cache_salt) <= MAX_SALT_LENGTH:
         raise RequestError(
             f"cache_salt must have 1 to {MAX_SALT_LENGTH} characters", param="cache_salt"
@@ -58,8 +58,8 @@ def check_queueing(priority: int | None, cache_salt: str | None) -> None:
         raise RequestError("priority is out of range", param="priority")
 
 
-def check_sizes(body: GenerationRequest) -> None:
-    """Strings that cost time at every token."""
+def _check_sizes(body: GenerationRequest) -> None:
+    """Of strings that cost time at every token."""
     for name, limit in MAX_CHARACTERS.items():
         value = getattr(body, name) or ()
         for text in (value,) if isinstance(value, str) else value:

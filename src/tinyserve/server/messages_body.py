@@ -31,7 +31,7 @@ _TEMPERATURE: dict[str, Any] = {
 
 
 class CountRequest(BaseModel):
-    """`POST /v1/messages/count_tokens`: what of a request decides its prompt."""
+    """`POST /v1/messages/count_tokens`: the fields of a request that decide its prompt."""
 
     model_config = ConfigDict(defer_build=True, strict=True, extra="allow", allow_inf_nan=False)
 
@@ -59,7 +59,7 @@ class MessagesRequest(CountRequest, Extensions):
 
     @property
     def user_id(self) -> str | None:
-        """Whom the client is asking for; it is not told to the model."""
+        """On whose behalf the client asks: for fair scheduling, not for the model."""
         return Node(self.metadata or {}, "metadata").get("user_id").text_or("") or None
 
 
@@ -95,8 +95,8 @@ def check(body: MessagesRequest) -> None:
 
 
 def refuse_threads(body: CountRequest) -> None:
-    """Raise RequestError where the server is to keep the conversation: the turns that follow would
-    come without it. By this code the client's tool runner knows that it has to send all of it.
+    """Raise RequestError where the client wants the server to keep the conversation: its next turns
+    would come without the ones before. The error's code tells its tool runner to send all of them.
     """
     if body.thread is not None:
         raise RequestError(
@@ -108,7 +108,7 @@ def refuse_threads(body: CountRequest) -> None:
 
 
 def read_tools(value: Iterable[Any] | None) -> tuple[list[dict[str, Any]], set[str]]:
-    """The chat request's tools; the types of those that only Anthropic could run are left out."""
+    """The chat request's tools, and the types of those left out, which only Anthropic could run."""
     functions: list[dict[str, Any]] = []
     left_out: set[str] = set()
     names: set[str] = set()

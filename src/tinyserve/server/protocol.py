@@ -172,14 +172,14 @@ _UNION_TAGS = {"str", "int", "float", "bool", "dict", "list"}
 
 
 def parse_body(kind: type[Body], body: bytes) -> Body:
-    """The request in `body`, or RequestError naming the first field at fault."""
+    """A completion or chat request. Raises as `read_model`, and for what is not served here."""
     request = read_model(kind, body)
     refuse_unserved(request.model_extra or {})
     return request
 
 
 def read_model(kind: type[Model], body: bytes) -> Model:
-    """Any kind of body, or RequestError naming the first field at fault."""
+    """A body of any kind, typed; RequestError names the first field at fault."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
@@ -187,7 +187,7 @@ def read_model(kind: type[Model], body: bytes) -> Model:
 
 
 def as_chat_request(fields: Mapping[str, Any]) -> ChatRequest:
-    """A ChatRequest of values that another protocol's body has given; checked like a body."""
+    """The ChatRequest that another protocol's body stands for; checked as `parse_body` does."""
     try:
         request = ChatRequest.model_validate(dict(fields))
     except ValidationError as error:

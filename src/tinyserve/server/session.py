@@ -68,7 +68,7 @@ class Session:
                 handle.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
-            self._watcher = None  # or its exception would hold us, by the frames it has passed
+            self._watcher = None  # its exception's traceback has frames that refer to us
 
     def hold(self, is_held: bool) -> None:
         """The client must first take what was sent; what the engine says meanwhile is kept."""
@@ -100,7 +100,7 @@ class Session:
                     try:
                         raise _error_of(event)
                     finally:
-                        del event  # or the error would hold itself, by its traceback and this frame
+                        del event  # the error's traceback has this frame, and would refer to itself
                 delta = self._group.deltas.feed(event)
                 if delta is not None:
                     deltas.append(delta)

@@ -89,8 +89,8 @@ class EventStream:
 
 
 def one_line_each(events: bytes) -> bytes:
-    """The events, with nothing in the JSON of their data that a client might take for a line's end:
-    such characters are escaped.
+    """The events, with those characters in their JSON escaped that some clients take for the end of
+    a line.
     """
     if not events.isascii():
         for char, escape in _BREAKS:

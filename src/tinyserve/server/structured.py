@@ -64,7 +64,7 @@ async def compiled(grammars: GrammarCompiler, spec: GrammarSpec) -> Grammar:
 
 
 def _look(waiter: asyncio.Future[Grammar]) -> None:
-    """`settle` deals with errors; asyncio would complain of those that come later."""
+    """Take note of the error: asyncio would log one that comes after `settle` has given up."""
     if not waiter.cancelled():
         waiter.exception()
 

@@ -77,7 +77,7 @@ class Observer:
         """Drop the engine. May be called from any thread, when the loop is done."""
         if self._ticker is not None:
             self._ticker.get_loop().call_soon_threadsafe(self._ticker.cancel)
-        # A cancelled task keeps its frame, and that the bridge.
+        # A cancelled task keeps its frame alive, which refers to the bridge.
         self.core = self._bridge = self._ticker = None
 
     def dropped(self, requests: Sequence[EngineRequest], reason: FinishReason) -> None:
