@@ -128,9 +128,9 @@ class Intake:
     ) -> EngineRequest:
         """A checked EngineRequest; `extra` are further fields of it. Raises RequestError.
 
-        `params.max_tokens` None becomes the room that is left. `answer`: how what the model writes
-        will be read. `continues`: the text goes on from the prompt's, rather than begin a message.
-        Without a `grammar` that of `params` is compiled here and now.
+        `params.max_tokens` None becomes the room that is left. `answer`: the format in which the
+        model's text will be read. `continues`: that text goes on from the prompt's, rather than
+        begin a message. Without a `grammar` that of `params` is compiled here and now.
         """
         params.check_vocab(self.limits.vocab_size)
         max_tokens = self.limits.max_tokens(len(prompt_token_ids), params)

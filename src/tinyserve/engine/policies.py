@@ -88,7 +88,7 @@ class Policy(Protocol):
         ...
 
     def charge(self, step: Step) -> None:
-        """This is what the step computes."""
+        """The step computes these chunks: count them as service."""
         ...
 
 

@@ -34,7 +34,7 @@ class PromptReader(Protocol):
         ...
 
     def row(self, position: int, row: int) -> SampleRow:
-        """What to read at `position`, whose logits row of the step is `row`."""
+        """What to read at `position`; `row` is its row among the step's logits."""
         ...
 
     def take(self, read: Sequence[SampledToken]) -> None:

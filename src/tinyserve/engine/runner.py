@@ -125,8 +125,8 @@ class ModelRunner:
         return self._states.run(_with_rows(batch, rows))
 
     def note_process(self, report: Mapping[str, Any] | None = None) -> None:
-        """Measure what the process holds besides what `report` lists (`memory_report`, where it is
-        left out): interpreter, libraries, tokenizer.
+        """Measure what the process holds besides what `report` lists: interpreter, libraries,
+        tokenizer. By default that is `memory_report`.
 
         Call it once everything is loaded. From then on the touched bytes of the report add up to
         the process's resident memory.

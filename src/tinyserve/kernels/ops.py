@@ -32,8 +32,8 @@ class Batch:
     block_ids[block_starts[s]] ..., position p at slot p % block_size of block p // block_size.
     Blocks after the one of its last token are padding.
 
-    May be handed in again with other numbers in the same arrays. `prepared` is what the back end
-    keeps with it.
+    May be handed in again with other numbers in the same arrays. `prepared` is the back end's: what
+    it has made of the batch, to be used again then.
     """
 
     token_ids: I32  # [T]

@@ -42,8 +42,10 @@ class BlockTable:
         # False after a hash collision: what follows has no parent in the cache.
         self.publishing = True
         self._ids: tuple[int, ...] | None = None
-        # For `KVManager.append`: positions of the last block, while nobody else owns it and those
-        # before it are published or never will be, else none; and the ids of all blocks up to it.
+        # For `KVManager.append`: the positions of the last block, tail_start .. tail_stop - 1, and
+        # the ids of all blocks up to it. A token there needs no block, no copy, no publication.
+        # Both are 0 where that is not so: another table owns the block, too, or full blocks before
+        # it are still to be published.
         self.tail_start = self.tail_stop = 0
         self.tail_ids: tuple[int, ...] = ()
 

@@ -48,9 +48,11 @@ class MessageFormat:
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """`tools` None: none may be called. `thinking`: whether the prompt ends in thinking that is
-    open (True), closed (False), or in none (None). `echo` is read before the model's text.
-    `special_id` knows special tokens by their text.
+    """How the answer to one prompt is written.
+
+    `tools` None: none may be called. `thinking`: whether the prompt ends in thinking that is open
+    (True), closed (False), or in none (None). `echo` is read before the model's text. `special_id`
+    finds the id of a special token by its text.
     """
 
     form: MessageFormat
@@ -69,7 +71,7 @@ class AnswerFormat:
         tokenizer: Tokenizer,
         echo: str = "",
     ) -> AnswerFormat:
-        """That of the answer to a prompt, which was made of `messages`."""
+        """The format of the answer to a prompt that was rendered from `messages`."""
         thinking = None
         if form.reads_thinking or (tools is not None and tools.is_forced):
             prompt = tokenizer.decode(prompt_ids, skip_special_tokens=False)
@@ -95,7 +97,7 @@ class AnswerFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """What a parser must see although it may be special tokens."""
+        """Texts that a parser must see, even where they are special tokens of the model."""
         calls = self.form.calls.markers if self.tools and self.form.calls else ()
         return (*calls, OPENER, CLOSER) if self.reads_thinking else calls
 
@@ -106,7 +108,7 @@ class AnswerFormat:
         return frozenset(token_id for token_id in ids if token_id is not None)
 
     def constraint(self, spec: GrammarSpec | None) -> GrammarSpec | None:
-        """What the whole message keeps to, where its answer is to keep to `spec`.
+        """The constraint on the whole message, where `spec` is that on its answer.
 
         Where the answer has to be calls, that is the constraint: a `response_format` is for text,
         of which there will be none, and OpenAI's API takes both. Where the model may choose, calls

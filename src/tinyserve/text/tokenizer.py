@@ -251,7 +251,7 @@ def _added_around(
 
 
 def _ruled(ids: tuple[int, ...], token_id: int | None, add: bool | None) -> tuple[int, ...]:
-    """The ids with `token_id` first where `add` says so, without it where that says not."""
+    """The ids with `token_id` first if `add`, without it if not; None leaves them as they are."""
     if token_id is not None and add is False:
         return tuple(i for i in ids if i != token_id)
     if token_id is not None and add and token_id not in ids:
