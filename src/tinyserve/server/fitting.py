@@ -1,19 +1,38 @@
-"""Making a conversation fit the context, for protocols that ask for it.
+"""Making a prompt fit the context, where a client or its protocol asks for it.
 
-By default nothing is cut and what does not fit is refused (LIM-12). The Responses API may ask for
-`truncation: auto`: then the oldest turns go, and the answer says how many messages went. The
-Messages API makes clients name a `max_tokens`, which they set far beyond any small model's context:
-it is lowered to the room that is left, and the answer says so when that room is used up.
+By default nothing is cut and what does not fit is refused (LIM-12). vLLM's `truncate_prompt_tokens`
+keeps the end of a prompt. The Responses API may ask for `truncation: auto`: then the oldest turns
+go, and the answer says how many messages went. The Messages API makes clients name a `max_tokens`,
+which they set far beyond any small model's context: it is lowered to the room that is left, and the
+answer says so when that room is used up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import ContextLengthError
-from tinyserve.server.protocol import ChatRequest
-from tinyserve.server.service import Service
+from tinyserve.server.protocol import ChatRequest, GenerationRequest
+
+if TYPE_CHECKING:
+    from tinyserve.server.service import Service
+
+
+def truncated(
+    ids: list[int], body: GenerationRequest, params: SamplingParams, room: int
+) -> list[int]:
+    """The prompt, or as many of its last tokens as the client wants kept.
+
+    -1 keeps as many as leave room for the answer; `room` is that for both.
+    """
+    keep = body.truncate_prompt_tokens
+    if keep == -1:
+        wanted = params.max_tokens if params.max_tokens is not None else params.min_tokens or 1
+        keep = max(1, room - wanted)
+    return ids if keep is None else ids[-keep:]
 
 
 @dataclass(frozen=True)

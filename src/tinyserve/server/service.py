@@ -29,6 +29,7 @@ from tinyserve.server.chat import (
 from tinyserve.server.chat_writer import ChatWriter
 from tinyserve.server.deltas import DeltaMaker, DeltaOptions, GroupPrompt
 from tinyserve.server.extensions import Extensions
+from tinyserve.server.fitting import truncated
 from tinyserve.server.json_node import renamed
 from tinyserve.server.limits import (
     check_chat,
@@ -42,7 +43,6 @@ from tinyserve.server.protocol import ChatRequest, CompletionRequest, Generation
 from tinyserve.server.said_once import SaidOnce
 from tinyserve.server.session import Group
 from tinyserve.server.structured import compiled, size_of, spec_of
-from tinyserve.server.truncation import truncated
 from tinyserve.server.writer import Identity, Writer
 from tinyserve.text.grammar import Grammar
 from tinyserve.text.grammar_spec import GrammarSpec
