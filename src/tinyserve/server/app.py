@@ -18,6 +18,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tinyserve.config import ServerConfig
 from tinyserve.engine.build import Engine
@@ -27,7 +28,7 @@ from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.errors import failure, status_failure
 from tinyserve.server.gate import Gate
 from tinyserve.server.guards import OPEN_PATHS, KeyGuard
-from tinyserve.server.http import RootPath, request_id_headers
+from tinyserve.server.http import request_id_headers
 from tinyserve.server.observe.http import HTTPMeter
 from tinyserve.server.openapi import Reference
 from tinyserve.server.routes import ROUTES
@@ -94,6 +95,18 @@ async def _wait(
     state.start(engine)
     if on_ready is not None:
         on_ready(engine)
+
+
+class RootPath:
+    """Serves under a path prefix of a proxy, whether or not the proxy strips it."""
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self._app = app
+        self._root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["root_path"] = self._root_path  # in place: layers around it read what routes leave
+        await self._app(scope, receive, send)
 
 
 def _add_middleware(app: Starlette, state: ServerState) -> None:

@@ -6,6 +6,7 @@ default: what needs no key is listed here. Keys are compared in constant time, e
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import hmac
 import ipaddress
@@ -19,7 +20,7 @@ from tinyserve.config import ServerConfig
 from tinyserve.errors import ConfigError, reason_of
 from tinyserve.files import read_text
 from tinyserve.server.errors import HTTPError, failure
-from tinyserve.server.http import basic_password, given_key, request_id_headers
+from tinyserve.server.http import given_key, request_id_headers
 from tinyserve.server.sse import send_failure
 from tinyserve.server.web import PATHS
 
@@ -60,7 +61,7 @@ class KeyGuard:
         is_doc = self._is_among(DOC_PATHS, scope["path"])
         given = given_key(scope["headers"])
         if given is None and is_doc:
-            given = basic_password(scope["headers"])
+            given = _basic_password(scope["headers"])
         matches = [hmac.compare_digest(given or b"", key) for key in self._keys]
         if any(matches):
             await self._app(scope, receive, send)
@@ -74,6 +75,18 @@ class KeyGuard:
 
     def _is_among(self, paths: frozenset[str], path: str) -> bool:
         return path in paths or path.removeprefix(self._root_path) in paths
+
+
+def _basic_password(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
+    """The password of `Authorization: Basic`, whatever the user's name (RFC 7617)."""
+    scheme, _, value = dict(reversed(headers)).get(b"authorization", b"").partition(b" ")
+    if scheme.lower() != b"basic":
+        return None
+    try:
+        _, colon, password = base64.b64decode(value, validate=True).partition(b":")
+    except ValueError:
+        return None
+    return password if colon else None
 
 
 class HostGuard:

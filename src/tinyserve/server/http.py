@@ -1,15 +1,14 @@
-"""Helpers for HTTP requests: reading a body within its limits, API keys, and who the client is."""
+"""What an HTTP request carries: its body, within limits, its key, its client and its id."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
 import hashlib
 import secrets
 from collections.abc import Sequence
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Scope
 
 from tinyserve.server.errors import HTTPError
 from tinyserve.server.session import ClientGoneError
@@ -75,18 +74,6 @@ def given_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
     return named.get(b"x-api-key")
 
 
-def basic_password(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
-    """The password of `Authorization: Basic`, whatever the user's name (RFC 7617)."""
-    scheme, _, value = dict(reversed(headers)).get(b"authorization", b"").partition(b" ")
-    if scheme.lower() != b"basic":
-        return None
-    try:
-        _, colon, password = base64.b64decode(value, validate=True).partition(b":")
-    except ValueError:
-        return None
-    return password if colon else None
-
-
 def client_of(request: Request, user: str | None) -> str:
     """The client that a request counts for in fair scheduling. Its key, where the server asks for
     keys; elsewhere what it says of itself: a key (which may be the same dummy for everyone)
@@ -114,15 +101,3 @@ def request_id_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
     if b"anthropic-version" in named:
         names.append(b"request-id")
     return [(name, request_id) for name in names]
-
-
-class RootPath:
-    """Serves under a path prefix of a proxy, whether or not the proxy strips it."""
-
-    def __init__(self, app: ASGIApp, root_path: str) -> None:
-        self._app = app
-        self._root_path = root_path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["root_path"] = self._root_path  # in place: layers around it read what routes leave
-        await self._app(scope, receive, send)
