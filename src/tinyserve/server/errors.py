@@ -4,9 +4,10 @@ paths that speak its protocol.
 
 from __future__ import annotations
 
+import contextlib
 import http
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +68,21 @@ def error_object(
     if len(message) > MAX_MESSAGE:  # it may quote what the client sent
         message = message[:MAX_MESSAGE] + " ..."
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+@contextlib.contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Lets errors name fields as the client has sent them. `names`: ours -> the client's."""
+    try:
+        yield
+    except RequestError as error:
+        param = error.param or ""
+        head = next((n for n in names if param == n or param.startswith((f"{n}.", f"{n}["))), None)
+        if head is not None:
+            error.param = names[head] + param[len(head) :]
+            if error.message.startswith(head):
+                error.message = names[head] + error.message[len(head) :]
+        raise
 
 
 def failure(error: BaseException, path: str) -> HTTPFailure:

@@ -7,7 +7,6 @@ that reads them. Every getter checks the type strictly and raises RequestError w
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,21 +67,6 @@ class Node:
         return RequestError(
             f"{self.path} must be {wanted}, got {got}", param=self.path, code="invalid_type"
         )
-
-
-@contextlib.contextmanager
-def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Lets errors of the chat request name the field that a client of another protocol has sent."""
-    try:
-        yield
-    except RequestError as error:
-        param = error.param or ""
-        head = next((n for n in names if param == n or param.startswith((f"{n}.", f"{n}["))), None)
-        if head is not None:
-            error.param = names[head] + param[len(head) :]
-            if error.message.startswith(head):
-                error.message = names[head] + error.message[len(head) :]
-        raise
 
 
 _KINDS: Mapping[type, str] = {

@@ -28,9 +28,9 @@ from tinyserve.server.chat import (
 )
 from tinyserve.server.chat_writer import ChatWriter
 from tinyserve.server.deltas import DeltaMaker, DeltaOptions, GroupPrompt
+from tinyserve.server.errors import renamed
 from tinyserve.server.extensions import Extensions
 from tinyserve.server.fitting import truncated
-from tinyserve.server.json_node import renamed
 from tinyserve.server.limits import (
     check_chat,
     check_completion,

@@ -12,9 +12,9 @@ from tinyserve.server import messages_body
 from tinyserve.server.answer import answer, json_response
 from tinyserve.server.chat import ChatContext
 from tinyserve.server.endpoints import Endpoints
+from tinyserve.server.errors import renamed
 from tinyserve.server.fitting import with_room_left
 from tinyserve.server.http import client_of, read_body
-from tinyserve.server.json_node import renamed
 from tinyserve.server.messages_body import CountRequest, MessagesRequest
 from tinyserve.server.messages_input import read_conversation
 from tinyserve.server.messages_writer import MessageWriter

@@ -10,9 +10,10 @@ from starlette.responses import Response
 from tinyserve.server.answer import answer, json_response
 from tinyserve.server.chat import ChatContext
 from tinyserve.server.endpoints import Endpoints
+from tinyserve.server.errors import renamed
 from tinyserve.server.fitting import as_it_is, without_oldest
 from tinyserve.server.http import client_of, read_body
-from tinyserve.server.json_node import Node, renamed
+from tinyserve.server.json_node import Node
 from tinyserve.server.protocol import ChatRequest, as_chat_request, read_model
 from tinyserve.server.responses_body import (
     NOT_PASSED_ON,
