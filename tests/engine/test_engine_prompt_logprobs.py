@@ -82,7 +82,7 @@ def test_preemption_in_the_middle_of_the_prompt(num_swap_blocks: int, caching: b
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_scoring_alone(n: int) -> None:
+def test_max_tokens_0_scores_the_prompt_and_draws_nothing(n: int) -> None:
     """LOG-07: max_tokens 0 computes the prompt and draws nothing."""
     engine = FakeEngine(max_num_batched_tokens=8)
     request_id = engine.add(PROMPT, prompt_logprobs=2, n=n, max_tokens=0)

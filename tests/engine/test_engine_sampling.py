@@ -78,7 +78,7 @@ def test_integers_reach_their_ends_and_no_further(name: str, low: int, high: int
         ("logit_bias", {"5": 100, 6: -100}, {5: 100.0, 6: -100.0}),
     ],
 )
-def test_spellings(name: str, value: Any, meaning: Any) -> None:
+def test_spellings_of_clients_mean_one_value(name: str, value: Any, meaning: Any) -> None:
     assert made(name, value) == meaning
 
 

@@ -28,7 +28,7 @@ def test_the_tokens_of_this_file_are_distinct() -> None:
     assert len(set(TOKENS[:8])) == 8, "choose another prompt: the tests below need eight distinct"
 
 
-def test_length() -> None:
+def test_max_tokens_ends_a_choice_and_flushes_its_text() -> None:
     choice = run(max_tokens=5)
     assert (choice.token_ids, choice.finish_reason) == (TOKENS[:5], "length")
     assert choice.text == text_of(TOKENS[:5]) + ".", "what was held back is flushed"

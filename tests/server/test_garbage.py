@@ -122,7 +122,7 @@ OTHERS: dict[str, tuple[str, str, dict[str, Any] | None, int]] = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_requests(served: Live, name: str) -> None:
+def test_requests_without_generation_leave_no_cycle(served: Live, name: str) -> None:
     method, path, body, status = OTHERS[name]
 
     def act(served: Live) -> None:

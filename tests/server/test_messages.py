@@ -119,7 +119,7 @@ def test_cached_tokens_count_apart(served: Live) -> None:
     assert second["input_tokens"] + second["cache_read_input_tokens"] == total
 
 
-def test_why_it_stopped(served: Live) -> None:
+def test_stop_reasons_are_those_of_the_api(served: Live) -> None:
     served.runner.says("one two three")
     cut = message(served, max_tokens=2)
     assert (cut["stop_reason"], cut["usage"]["output_tokens"]) == ("max_tokens", 2)
@@ -244,7 +244,7 @@ def test_tool_choice_none_shows_no_tools(served: Live) -> None:
     assert count(served, tools=[WEATHER]) > count(served)
 
 
-def test_single_calls(served: Live) -> None:
+def test_parallel_calls_can_be_disabled(served: Live) -> None:
     served.runner.says(f"{CALL}\n{CALL}")
     choice = {"type": "auto", "disable_parallel_tool_use": True}
     assert len(message(served, tools=[WEATHER])["content"]) == 2

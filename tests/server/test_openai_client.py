@@ -104,7 +104,7 @@ def test_an_error_in_the_middle_of_a_stream_is_raised() -> None:
                 list(stream)
 
 
-def test_keys() -> None:
+def test_a_wrong_key_is_an_authentication_error() -> None:
     with live(make_engine(server={"api_key": "secret"})) as served:
         url = f"{served.base_url}/v1"
         with openai.OpenAI(base_url=url, api_key="secret", max_retries=0) as right:

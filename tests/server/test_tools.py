@@ -77,7 +77,7 @@ def refused(served: Live, messages: Any = HELLO, **body: Any) -> dict[str, Any]:
     return error
 
 
-def test_calls(served: Live) -> None:
+def test_calls_are_read_out_of_the_text(served: Live) -> None:
     served.runner.says(f"Let me see.\n{CALL}\n{CALL}")
     choice = ask(served, tools=TOOLS)
     assert choice["finish_reason"] == "tool_calls"

@@ -95,7 +95,7 @@ def test_bombs_are_defused(source: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert time.monotonic() - start < sandbox.MAX_SECONDS + 5
 
 
-def test_time_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_may_not_run_beyond_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox, "MAX_SECONDS", -1.0)
     with pytest.raises(RequestError, match="seconds"):
         ChatTemplate("{% for i in [1] %}{% endfor %}").render([{"role": "user", "content": "x"}])

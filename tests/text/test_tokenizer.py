@@ -137,7 +137,7 @@ def test_text_that_the_vocabulary_has_no_tokens_for() -> None:
 
 @EITHER
 @given(text=TEXT)
-def test_text_survives(tokenizer: Tokenizer, text: str) -> None:
+def test_text_survives_encoding_and_decoding(tokenizer: Tokenizer, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
     expected = text if tokenizer is BYTE_LEVEL else text.replace("▁", " ")
     assert tokenizer.decode(ids, skip_special_tokens=False) == expected
@@ -176,7 +176,7 @@ def test_bytes_and_text_of_one_token() -> None:
     assert BYTE_LEVEL.token_bytes(EOS_ID) == IM_END.encode()
 
 
-def test_special_ids() -> None:
+def test_only_a_special_tokens_exact_text_has_its_id() -> None:
     assert BYTE_LEVEL.special_id(IM_END) == EOS_ID
     for text in ("hello", IM_END + " ", IM_END[:-1], ""):
         assert BYTE_LEVEL.special_id(text) is None
@@ -205,7 +205,7 @@ def make_words() -> Backend:
 
 
 @pytest.mark.parametrize("make", [make_metaspace, make_words])
-def test_other_decoders(make: Callable[[], Backend]) -> None:
+def test_decoders_of_other_kinds_agree_with_the_library(make: Callable[[], Backend]) -> None:
     tokenizer = Tokenizer(make())
     ids = tokenizer.encode("a b a")
     assert tokenizer.decode(ids) == tokenizer._backend.decode(ids) == "a b a"

@@ -36,7 +36,7 @@ TWO = [tool("f"), tool("g", description="d", parameters={"type": "object"})]
         ),
     ],
 )
-def test_choices(
+def test_tool_choice_says_what_may_be_called(
     tool_choice: Any, choice: str, allowed: tuple[str, ...], max_calls: int | None
 ) -> None:
     use = read_tool_use(TWO, tool_choice)
@@ -46,7 +46,7 @@ def test_choices(
     assert len(use.definitions) == 2
 
 
-def test_functions() -> None:
+def test_functions_keep_their_parameters_and_strictness() -> None:
     use = read_tool_use([tool("f"), tool("g", parameters={"type": "object"}, strict=True)])
     assert use is not None
     assert use.functions == (Function("f"), Function("g", {"type": "object"}, is_strict=True))
@@ -59,7 +59,7 @@ def test_one_call_at_a_time() -> None:
 
 
 @pytest.mark.parametrize(("tools", "choice"), [(None, None), (None, "none"), (TWO, "none")])
-def test_no_use(tools: Any, choice: Any) -> None:
+def test_without_tools_or_wish_for_them_there_is_no_use(tools: Any, choice: Any) -> None:
     assert read_tool_use(tools, choice) is None
     assert read_tool_use([], "auto") is None
     assert read_tool_use([], None) is None
