@@ -26,8 +26,8 @@ class ChatWriter(OpenAIWriter):
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
 
-    def __init__(self, context: ChatContext, options: WriterOptions) -> None:
-        num_choices = context.num_choices
+    def __init__(self, context: ChatContext) -> None:
+        num_choices, options = context.num_choices, WriterOptions.of(context.body)
         super().__init__(context.tokenizer, context.identity, options, num_choices=num_choices)
         num_readers = 0 if context.answer.is_plain else num_choices
         self._readers = [ChoiceReader(context) for _ in range(num_readers)]

@@ -26,6 +26,7 @@ from tinyserve.server.deltas import (
 )
 from tinyserve.server.errors import HTTPFailure
 from tinyserve.server.json_text import to_json
+from tinyserve.server.protocol import GenerationRequest
 from tinyserve.server.writer import Identity
 from tinyserve.text.tokenizer import Tokenizer
 
@@ -39,6 +40,17 @@ class WriterOptions:
     token_ids: bool = False
     tokens_as_ids: bool = False
     prompt_logprobs: int | None = None  # whole answers: how many likeliest of a prompt's token
+
+    @classmethod
+    def of(cls, body: GenerationRequest) -> WriterOptions:
+        """Those of a request."""
+        return cls(
+            usage=body.include_usage,
+            continuous_usage=body.continuous_usage,
+            token_ids=bool(body.return_token_ids),
+            tokens_as_ids=bool(body.return_tokens_as_token_ids),
+            prompt_logprobs=body.prompt_logprobs,
+        )
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import UnknownModelError
 from tinyserve.server.best_of import BestOfWriter
 from tinyserve.server.chat import (
-    ChatContext,
     MakeWriter,
     chat_context,
     encode_chat,
@@ -44,8 +43,6 @@ from tinyserve.server.said_once import SaidOnce
 from tinyserve.server.session import Group
 from tinyserve.server.structured import compiled, size_of, spec_of
 from tinyserve.server.writer import Identity, Writer
-from tinyserve.text.grammar import Grammar
-from tinyserve.text.grammar_spec import GrammarSpec
 from tinyserve.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -63,16 +60,11 @@ class Prepared:
     is_stream: bool
 
 
-def chat_writer(context: ChatContext) -> Writer:
-    """The writer of `/v1/chat/completions`."""
-    return ChatWriter(context, writer_options(context.body))
-
-
 def completion_writer(
     body: CompletionRequest, tokenizer: Tokenizer, identity: Identity, num_prompts: int
 ) -> Writer:
     """The writer of `/v1/completions`."""
-    options, num_choices = writer_options(body), (body.n or 1) * num_prompts
+    options, num_choices = WriterOptions.of(body), (body.n or 1) * num_prompts
     if not _chooses(body):
         return CompletionWriter(tokenizer, identity, options, num_choices=num_choices)
     return BestOfWriter(
@@ -92,17 +84,6 @@ def _chooses(body: CompletionRequest) -> bool:
 
 def _scores_prompt(body: CompletionRequest) -> bool:
     return bool(body.echo) and body.logprobs is not None
-
-
-def writer_options(body: GenerationRequest) -> WriterOptions:
-    """What a generation request wants to see of its answer."""
-    return WriterOptions(
-        usage=body.include_usage,
-        continuous_usage=body.continuous_usage,
-        token_ids=bool(body.return_token_ids),
-        tokens_as_ids=bool(body.return_tokens_as_token_ids),
-        prompt_logprobs=body.prompt_logprobs,
-    )
 
 
 @dataclass
@@ -152,43 +133,36 @@ class Service:
         """Check and tokenize a completion. Raises RequestError."""
         model = self._check_common(body, "logprobs", body.logprobs)
         check_completion(body)
-        logprobs, score_prompt = body.logprobs, _scores_prompt(body)
-        if logprobs is None and _chooses(body):
-            logprobs = 0  # to choose by
-        fields = body.sampling_fields()
-        if _chooses(body):
-            fields["n"] = body.best_of
-        if logprobs is not None:
-            fields["logprobs"] = logprobs
-        if score_prompt:
-            fields["prompt_logprobs"] = max(body.logprobs or 0, body.prompt_logprobs or 0)
+        fields = _completion_fields(body)
         params = self.engine.intake.params(fields, max_tokens=COMPLETION_MAX_TOKENS)
         prompts = checked_prompts(body.prompt, params.n)
         special = body.add_special_tokens is not False
         encoded = await self._encode(prompts, special)
         kept = [self._kept(p, ids, body, params) for p, ids in zip(prompts, encoded, strict=True)]
-        grammar = await self._compiled(await self.off_loop_if(size_of(body), spec_of, body))
-        options = DeltaOptions(logprobs, score_prompt, params.skip_special_tokens)
+        spec = await self.off_loop_if(size_of(body), spec_of, body)
+        options = DeltaOptions(
+            fields.get("logprobs"), _scores_prompt(body), params.skip_special_tokens
+        )
         identity = self._identity("cmpl-", model)
         writer = completion_writer(body, self.engine.intake.tokenizer, identity, len(kept))
-        return self._prepared(
+        group = self._group(
+            identity.response_id,
             body,
             client,
             params,
             kept,
             options,
-            writer,
-            identity.response_id,
             continues=True,
-            grammar=grammar,
+            grammar=await compiled(self.engine.intake.grammars, spec),
         )
+        return Prepared(group, writer, bool(body.stream))
 
     async def chat(
         self,
         body: ChatRequest,
         client: str,
         *,
-        make_writer: MakeWriter = chat_writer,
+        make_writer: MakeWriter = ChatWriter,
         id_prefix: str = "chatcmpl-",
         prompt_ids: list[int] | None = None,
     ) -> Prepared:
@@ -215,24 +189,18 @@ class Service:
         )
         spec = await self.off_loop_if(prompt_size(body), context.constraint)
         with renamed(_own_names(body)):
-            return self._prepared(
+            group = self._group(
+                context.identity.response_id,
                 body,
                 client,
                 params,
                 [(truncated(ids, body, params, self.room), context.answer.echo)],
                 options,
-                make_writer(context),
-                context.identity.response_id,
                 continues=bool(body.continue_final_message),
                 answer=context.answer,
-                grammar=await self._compiled(spec),
+                grammar=await compiled(self.engine.intake.grammars, spec),
             )
-
-    async def _compiled(self, spec: GrammarSpec | None) -> Grammar | None:
-        """The grammar of a constraint, compiled off the event loop. Raises RequestError."""
-        if spec is None:
-            return None
-        return await compiled(self.engine.intake.grammars, spec)
+        return Prepared(group, make_writer(context), bool(body.stream))
 
     async def chat_prompt(self, body: ChatRequest) -> list[int]:
         """What the model would read of a conversation, cut where it asks for that. Raises
@@ -255,26 +223,28 @@ class Service:
         self.said_once.unknown_fields((body.model_extra or {}).keys())
         return model
 
-    def _prepared(
+    def _group(
         self,
+        group_id: str,
         body: GenerationRequest,
         client: str,
         params: SamplingParams,
         prompts: Sequence[tuple[list[int], str]],
         options: DeltaOptions,
-        writer: Writer,
-        group: str,
         **extra: Any,
-    ) -> Prepared:
-        """`prompts`: the ids of each, and the text that echo shows first. `group` is the answer's
-        id, so that logs and traces name what the client has seen. `extra` is for `Intake.request`.
+    ) -> Group:
+        """The engine's requests, one for each prompt.
+
+        `group_id` is the answer's id, so that logs and traces name what the client has seen.
+        `prompts`: the ids of each, and the text that echo shows first. `extra` is for
+        `Intake.request`.
         """
         # A limit that the client names is kept, and refused where it does not fit.
         is_limited = "max_tokens" in body.sampling_fields()
         grouped: list[GroupPrompt] = []
         for i, (ids, echo) in enumerate(prompts):
             request = self.engine.intake.request(
-                f"{group}-{i}",
+                f"{group_id}-{i}",
                 ids,
                 params if is_limited else self.engine.intake.with_room(params, len(ids)),
                 priority=body.priority or 0,
@@ -284,9 +254,9 @@ class Service:
                 **extra,
             )
             grouped.append(GroupPrompt(request, i * params.n, echo))
-        asked = Group(group, DeltaMaker(self.engine.intake.tokenizer, grouped, options))
-        check_scores(asked.requests, options, is_stream=bool(body.stream))
-        return Prepared(asked, writer, bool(body.stream))
+        group = Group(group_id, DeltaMaker(self.engine.intake.tokenizer, grouped, options))
+        check_scores(group.requests, options, is_stream=bool(body.stream))
+        return group
 
     async def _encode(self, prompts: Sequence[Prompt], special: bool) -> list[list[int]]:
         def encode_all() -> list[list[int]]:
@@ -328,6 +298,21 @@ class Service:
         extra = body.model_extra or {}
         self.said_once.unknown_fields(skipped & extra.keys())
         return {k: v for k, v in extra.items() if k not in skipped and k not in harmless}
+
+
+def _completion_fields(body: CompletionRequest) -> dict[str, Any]:
+    """The sampling fields of a completion. What best_of chooses by, and an echo shows, has to be
+    computed whether or not it is shown under its own name.
+    """
+    fields = body.sampling_fields()
+    if body.logprobs is not None:
+        fields["logprobs"] = body.logprobs
+    if _chooses(body):
+        fields["n"] = body.best_of
+        fields.setdefault("logprobs", 0)
+    if _scores_prompt(body):
+        fields["prompt_logprobs"] = max(body.logprobs or 0, body.prompt_logprobs or 0)
+    return fields
 
 
 def _own_names(body: ChatRequest) -> dict[str, str]:

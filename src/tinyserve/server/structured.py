@@ -53,8 +53,12 @@ def size_of(body: GenerationRequest) -> int:
     return sum(len(str(value)) for value in fields if value is not None)
 
 
-async def compiled(grammars: GrammarCompiler, spec: GrammarSpec) -> Grammar:
-    """The grammar of `spec`, compiled while the event loop goes on. Raises what `compile` does."""
+async def compiled(grammars: GrammarCompiler, spec: GrammarSpec | None) -> Grammar | None:
+    """The grammar of `spec`, if there is one, compiled while the event loop goes on. Raises what
+    `GrammarCompiler.compile` does.
+    """
+    if spec is None:
+        return None
     pending = grammars.submit(spec)
     if not pending.done():
         waiter = asyncio.wrap_future(pending)
