@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import heapq
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Protocol
 
 from tinyserve.engine.sequence import Sequence
@@ -57,7 +58,10 @@ class WaitingQueue:
 
 
 class Policy(Protocol):
-    """The seam. A sequence is added once, then `admitted` once, unless it is removed before."""
+    """The seam. A sequence is added once, then `admitted` once, unless it is removed before.
+
+    A policy inherits what it does not care for: who may fork, who gives way, what is computed.
+    """
 
     def __len__(self) -> int: ...
 
@@ -77,22 +81,22 @@ class Policy(Protocol):
 
     def may_fork(self) -> bool:
         """May a fork of a running sequence take a free seat now?"""
-        ...
+        return True
 
     def outranks(self, seq: Sequence, running: Sequence) -> bool:
         """May `seq` take the place of `running`?"""
-        ...
+        return False
 
     def begin_step(self, num_members: int) -> None:
         """A step begins; `num_members` were admitted and have not finished."""
-        ...
+        return
 
     def charge(self, step: Step) -> None:
         """The step computes these chunks: count them as service."""
-        ...
+        return
 
 
-class ContinuousPolicy:
+class ContinuousPolicy(Policy):
     """(priority, arrival) order; a sequence may join whenever there is room."""
 
     def __init__(self) -> None:
@@ -112,18 +116,6 @@ class ContinuousPolicy:
 
     def admitted(self, seq: Sequence) -> None:
         self._queue.remove(seq)
-
-    def may_fork(self) -> bool:
-        return True
-
-    def outranks(self, seq: Sequence, running: Sequence) -> bool:
-        return False
-
-    def begin_step(self, num_members: int) -> None:
-        pass
-
-    def charge(self, step: Step) -> None:
-        pass
 
 
 class PriorityPolicy(ContinuousPolicy):
@@ -163,7 +155,7 @@ class StaticPolicy(ContinuousPolicy):
         return self._num_admitted < self._max_num_seqs
 
 
-class FairPolicy(ContinuousPolicy):
+class FairPolicy(Policy):
     """The client with the least service goes next (the virtual token counter, arXiv 2401.00588).
 
     Service is counted in computed tokens, a generated one as much as `OUTPUT_WEIGHT` prompt tokens;
@@ -175,7 +167,6 @@ class FairPolicy(ContinuousPolicy):
     MAX_CLIENTS = 4096  # counters kept for clients that are not in line
 
     def __init__(self) -> None:
-        super().__init__()
         self._lines: dict[str, WaitingQueue] = {}  # of clients in line, none empty
         self._served: OrderedDict[str, int] = OrderedDict()  # longest absent first
         self._heap: list[tuple[int, Order, str]] = []  # one entry per client; counters may lag
@@ -259,6 +250,10 @@ class FairPolicy(ContinuousPolicy):
 
 def make_policy(name: str, max_num_seqs: int) -> Policy:
     """The policy that `scheduler.policy` names."""
-    if name == "static":
-        return StaticPolicy(max_num_seqs)
-    return {"continuous": ContinuousPolicy, "priority": PriorityPolicy, "fair": FairPolicy}[name]()
+    policies: dict[str, Callable[[], Policy]] = {
+        "continuous": ContinuousPolicy,
+        "priority": PriorityPolicy,
+        "fair": FairPolicy,
+        "static": lambda: StaticPolicy(max_num_seqs),
+    }
+    return policies[name]()
