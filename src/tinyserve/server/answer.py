@@ -38,7 +38,7 @@ async def answer(
         timeout_s, max_held = state.config.request_timeout_s, state.readers.buffer_size
         session = Session(bridge, group, timeout_s=timeout_s, max_held=max_held)
         session.open()
-        return _Raw(EventStream(session, writer, group.deltas, state.readers))
+        return EventStream(session, writer, group.deltas, state.readers)
     deltas = await collect(state, bridge, request, group)
     return _Whole(await _written(writer, deltas, group.deltas), state.readers)
 
@@ -91,18 +91,6 @@ def failure_response(told: HTTPFailure) -> Response:
     response = json_response(told.body, told.status)
     response.headers.update(told.headers)
     return response
-
-
-class _Raw(Response):
-    """Lets a bare ASGI callable stand for a response."""
-
-    def __init__(self, stream: EventStream) -> None:
-        self._stream = stream
-        self.background = None
-        self.raw_headers = []
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        await self._stream(scope, receive, send)
 
 
 class _Whole(Response):

@@ -1,6 +1,6 @@
 """The streamed response: server-sent events, written as they come.
 
-An ASGI response of its own instead of the framework's, so that a token costs one `send` and
+A response that sends by itself instead of the framework's, so that a token costs one `send` and
 nothing else. The status line waits for the first event (or the first ping), so that an error
 before it is still plain JSON with its own status. After it, an error is an event and the end.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import logging
 
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tinyserve.server.deltas import DeltaMaker
@@ -32,15 +33,11 @@ HEADERS = [
 ]
 
 
-class EventStream:
+class EventStream(Response):
     """Sends one session as events. `session` is open and is closed here."""
 
     def __init__(
-        self,
-        session: Session,
-        writer: Writer,
-        deltas: DeltaMaker,
-        readers: Readers,
+        self, session: Session, writer: Writer, deltas: DeltaMaker, readers: Readers
     ) -> None:
         self._session = session
         self._writer = writer
