@@ -41,7 +41,8 @@ def test_tool_choice_says_what_may_be_called(
 ) -> None:
     use = read_tool_use(TWO, tool_choice)
     assert use is not None
-    assert (use.choice, use.names, use.max_calls) == (choice, allowed, max_calls)
+    names = tuple(function.name for function in use.functions)
+    assert (use.choice, names, use.max_calls) == (choice, allowed, max_calls)
     assert use.is_forced == (choice != "auto")
     assert len(use.definitions) == 2
 

@@ -45,11 +45,6 @@ class ToolUse:
         """Whether the answer has to be calls."""
         return self.choice != "auto"
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What may be called."""
-        return tuple(function.name for function in self.functions)
-
 
 def read_tool_use(
     tools: Sequence[Any] | None, tool_choice: Any = None, parallel_tool_calls: bool | None = None

@@ -29,10 +29,6 @@ class Histogram:
         self._counts[bisect_left(self.bounds, value)] += count
         self.sum += value * count
 
-    @property
-    def count(self) -> int:
-        return sum(self._counts)
-
     def cumulative(self) -> list[tuple[float, int]]:
         """(bound, how many values are at most that), the last bound being infinity."""
         total = 0
