@@ -25,7 +25,7 @@ import numpy as np
 from tinyserve.errors import QueueFullError, RequestError
 from tinyserve.text.grammar_matcher import GrammarMatcher, reason
 from tinyserve.text.grammar_source import source_of
-from tinyserve.text.grammar_spec import GrammarSpec as GrammarSpec
+from tinyserve.text.grammar_spec import GrammarSpec
 from tinyserve.text.grammar_tokens import token_table
 from tinyserve.text.tokenizer import Tokenizer
 

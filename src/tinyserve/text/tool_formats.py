@@ -21,6 +21,7 @@ from typing import Literal
 
 from tinyserve.text.tool_json import (
     SPACE,
+    TOOL_NAME,
     Calls,
     NotACall,
     Reading,
@@ -28,7 +29,6 @@ from tinyserve.text.tool_json import (
     arguments_object,
     call_object,
 )
-from tinyserve.text.tool_json import TOOL_NAME as TOOL_NAME
 from tinyserve.text.tool_pythonic import read_pythonic
 from tinyserve.text.tool_xml import END_OF_CALL, FUNCTION, read_xml
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tinyserve.errors import RequestError
-from tinyserve.text.tool_formats import TOOL_NAME
+from tinyserve.text.tool_json import TOOL_NAME
 
 MAX_TOOLS = 1024
 Choice = Literal["auto", "required", "named"]
