@@ -38,7 +38,9 @@ class IncrementalDetokenizer:
 
     @property
     def plain_texts(self) -> Mapping[int, str] | None:
-        """While nothing is held back: texts of tokens that `push` would only look up, too."""
+        """The texts, by id, of tokens for which `push` would do nothing but look them up here; None
+        while something is held back.
+        """
         return None if self._pending or self._strip else self._pieces.plain_texts
 
     @property

@@ -53,8 +53,9 @@ class ToolFormat:
     `openers` announce a call anywhere in a text, `closers` end one; both may be special tokens of a
     model, `markers` are all that may be. `bare`: a line may also begin with a call, unannounced,
     by this character. `read` reads what follows the announcement and returns what it read beyond
-    the calls. `call` is a call's text around (name as JSON, arguments), the arguments written in a
-    `notation`; calls are set between `first` and `last` with `separator` between them.
+    the calls. `call`: what is written before a call's name, between the name (as JSON, if
+    `is_name_quoted`) and its arguments (in `notation`), and after them. Calls stand between
+    `first` and `last`, with `separator` between them.
     """
 
     name: str

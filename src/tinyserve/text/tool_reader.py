@@ -23,11 +23,11 @@ BARE_KEYS = ("name", "function", "type", "id", *ARGUMENT_KEYS)
 
 
 class CallReader:
-    """Reads one message. `functions` are those that there are.
+    """Reads one message. `functions`: those that may be called.
 
-    Calls beyond `max_calls` are left out. A call of a function that is not there is passed on,
-    for the client to answer, but where nothing but its shape marks a call, it is text. With
-    `demands_calls` the end of a message is no text where it could still have become a call.
+    Calls beyond `max_calls` are left out. A call of any other function is passed on, for the client
+    to answer; but where no marker announced it, it is text. With `demands_calls`, what is held back
+    at the end of a message is dropped: it can only be a call cut off.
     """
 
     def __init__(
