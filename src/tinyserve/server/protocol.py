@@ -1,8 +1,8 @@
 """What a client may send: the request bodies, strictly typed.
 
 Nothing is coerced ("false" is not a boolean, 1.5 is not a count, NaN is not a number). Unknown
-fields are kept apart so that they can be logged; fields this version does not serve are refused by
-name in `refusals`, never ignored. An explicit null means the same as leaving the field out.
+fields are kept apart so that they can be logged; of those, what this version does not serve is
+refused by name, never ignored. An explicit null means the same as leaving the field out.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ _UNION_TAGS = {"str", "int", "float", "bool", "dict", "list"}
 def parse_body(kind: type[Body], body: bytes) -> Body:
     """A completion or chat request. Raises as `read_model`, and for what is not served here."""
     request = read_model(kind, body)
-    refuse_unserved(request.model_extra or {})
+    _refuse_unserved(request.model_extra or {})
     return request
 
 
@@ -192,7 +192,7 @@ def as_chat_request(fields: Mapping[str, Any]) -> ChatRequest:
         request = ChatRequest.model_validate(dict(fields))
     except ValidationError as error:
         raise _request_error(error) from None
-    refuse_unserved(request.model_extra or {})
+    _refuse_unserved(request.model_extra or {})
     return request
 
 
@@ -258,7 +258,7 @@ _CALLED_OTHERWISE = {
 _OFF: dict[str, Any] = {"repeat_penalty": 1, "function_call": "none", "num_return_sequences": 1}
 
 
-def refuse_unserved(extra: Mapping[str, Any]) -> None:
+def _refuse_unserved(extra: Mapping[str, Any]) -> None:
     """Raise RequestError where a field asks for what this version cannot do."""
     for name, nothing in _UNSERVED.items():
         if extra.get(name) and extra[name] != nothing:
