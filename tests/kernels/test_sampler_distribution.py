@@ -12,7 +12,7 @@ import pytest
 from sampling_cases import chi_square_limit, distribution
 
 from tinyserve.kernels.ops import Backend, Draw
-from tinyserve.kernels.reference import keyed_uniform
+from tinyserve.kernels.reference_sampling import keyed_uniform
 
 VOCAB, DRAWS, Z = 50, 20_000, 4.0
 CASES = [

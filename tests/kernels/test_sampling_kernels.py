@@ -12,7 +12,8 @@ from sampling_cases import distribution, random_draw, random_logits
 
 from tinyserve.kernels.native import NativeBackend
 from tinyserve.kernels.ops import Backend, Draw, SampledToken
-from tinyserve.kernels.reference import ReferenceBackend, _mix, keyed_uniform, sample_row
+from tinyserve.kernels.reference import ReferenceBackend
+from tinyserve.kernels.reference_sampling import _mix, keyed_uniform, sample_row
 
 VOCABS = [1, 15, 16, 50, 333, 5000]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from tinyserve.engine.plan import Logits
 from tinyserve.engine.sampling import SampledToken, SampleRow
-from tinyserve.kernels.reference import keyed_uniform
+from tinyserve.kernels.reference_sampling import keyed_uniform
 from tinyserve.spec.verify import accept_or_recover
 
 DrawRows = Callable[[Logits, list[SampleRow]], list[SampledToken]]
