@@ -189,3 +189,16 @@ def test_a_server_starts_without_what_only_some_requests_need() -> None:
     added = modules_after("import tinyserve.cli.serve, tinyserve.server.run")
     assert {"starlette", "uvicorn", "pydantic", "numpy"} <= added
     assert not added & (OPTIONAL | {"fastapi", "jinja2", "prometheus_client", "llguidance", "rich"})
+
+
+def test_a_server_does_without_the_rest_of_uvicorns_extra() -> None:
+    """Of `uvicorn[standard]` only the parser and the event loop are among the dependencies."""
+    added = modules_after(
+        "sys.modules.update(dict.fromkeys(('websockets', 'watchfiles', 'dotenv')))\n"
+        "from tinyserve.config import ServerConfig\n"
+        "from tinyserve.server.app import create_app\n"
+        "from tinyserve.server.run import web_settings\n"
+        "assert web_settings(create_app(), ServerConfig()).loaded\n"
+        "import uvicorn.loops.auto"
+    )
+    assert "httptools" in added
