@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def write_embedding_model(folder: Path) -> Checkpoint:
     return source
 
 
-def say_pooling(folder: Path, **modes: bool) -> None:
+def say_pooling(folder: Path, **modes: Any) -> None:
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes))
 
@@ -79,10 +80,13 @@ def test_a_head_beside_tensors_without_the_prefix_is_used(tmp_path: Path) -> Non
         ({"pooling_mode_lasttoken": True, "pooling_mode_mean_tokens": False}, "last"),
         ({"pooling_mode_lasttoken": False, "pooling_mode_mean_tokens": True}, "mean"),
         ({"pooling_mode_cls_token": True}, None),
+        ({"pooling_mode": "lasttoken"}, "last"),
+        ({"pooling_mode": "mean"}, "mean"),
+        ({"pooling_mode": ["lasttoken", "mean"]}, None),
     ],
 )
 def test_pooling_is_what_the_files_say(
-    tmp_path: Path, modes: dict[str, bool], want: str | None
+    tmp_path: Path, modes: dict[str, Any], want: str | None
 ) -> None:
     write_embedding_model(tmp_path)
     assert load_checkpoint(str(tmp_path)).pooling is None

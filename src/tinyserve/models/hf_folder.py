@@ -97,9 +97,10 @@ def _read_pooling(folder: Path) -> str | None:
         if kind not in MODULES:
             raise ModelLoadError(f"{path}: a module {kind} is not supported ({', '.join(MODULES)})")
     said = read_json(folder / "1_Pooling" / "config.json", required=False)
-    if said.get("pooling_mode_lasttoken") is True:
+    mode = said.get("pooling_mode")  # newer files; before, each mode had a flag of its own
+    if mode == "lasttoken" or said.get("pooling_mode_lasttoken") is True:
         return "last"
-    return "mean" if said.get("pooling_mode_mean_tokens") is True else None
+    return "mean" if mode == "mean" or said.get("pooling_mode_mean_tokens") is True else None
 
 
 def _named_alike(tensors: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
