@@ -244,6 +244,7 @@ LISTED = {"1": {"content": IM_START, "special": True}, "2": {"content": IM_END, 
         {"special_tokens_map.json": {"eos_token": IM_END, "bos_token": {"content": IM_START}}},
         {"tokenizer_config.json": {"additional_special_tokens": [IM_START, IM_END]}},
         {"tokenizer_config.json": {"extra_special_tokens": {"a": IM_START, "b": IM_END}}},
+        {"tokenizer_config.json": {"model_specific_special_tokens": {"a": IM_START, "b": IM_END}}},
         {"tokenizer_config.json": {"added_tokens_decoder": LISTED}},
         {
             "added_tokens.json": {IM_START: 1, IM_END: 2},

@@ -29,6 +29,12 @@ SPECIAL_TOKEN_NAMES = (
     "mask_token",
 )
 
+# Further special tokens, a list or by name: before transformers 5, and since.
+_MORE_SPECIAL = (
+    "additional_special_tokens",
+    "extra_special_tokens",
+    "model_specific_special_tokens",
+)
 _FLAGS = ("special", "lstrip", "rstrip", "single_word", "normalized")
 # Vocabularies that are not read, and what they are.
 _OTHER_TOKENIZERS = {
@@ -239,7 +245,7 @@ def _special_texts(*sources: Mapping[str, Any]) -> Iterator[str]:
     """
     for source in sources:
         values = [source.get(name) for name in ("bos_token", "eos_token")]
-        for name in ("additional_special_tokens", "extra_special_tokens"):
+        for name in _MORE_SPECIAL:
             more = source.get(name)
             if isinstance(more, list | dict):
                 values += more.values() if isinstance(more, dict) else more
