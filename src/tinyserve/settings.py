@@ -176,6 +176,8 @@ def checked(declared: Setting, value: Any) -> Any:
 
 def _convert(declared: Setting, value: Any) -> Any:
     kind = declared.kind
+    if kind == "str" and isinstance(value, os.PathLike):
+        value = os.fspath(value)
     if kind == "size" and isinstance(value, str):
         return parse_size(declared, value)
     if kind == "strings":

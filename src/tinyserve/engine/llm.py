@@ -8,8 +8,8 @@ RequestError or a KeyboardInterrupt the next call works.
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
 from types import TracebackType
 from typing import Any
 
@@ -20,15 +20,20 @@ from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine, build_engine
 from tinyserve.engine.calls import Stream, run
 from tinyserve.engine.embedding import unit
-from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Intake, split_prompts
+from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Intake
+from tinyserve.engine.llm_arguments import either, plain, prompts_of, template_options
 from tinyserve.engine.outputs import Output
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.engine.shared_core import SharedCore
 from tinyserve.engine.turn import Turn
 from tinyserve.errors import ConfigError, RequestError
+from tinyserve.text.tokenizer import Tokenizer
 from tinyserve.text.tool_use import read_tool_use
 
 Params = SamplingParams | Mapping[str, Any] | None
+Prompts = (
+    str | Mapping[str, Any] | Iterable[int] | Iterable[str | Mapping[str, Any] | Iterable[int]]
+)
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -41,7 +46,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | os.PathLike[str] | None = None,
+        model: str | PathLike[str] | None = None,
         config: TinyServeConfig | Mapping[str, Any] | None = None,
         **overrides: Any,
     ) -> None:
@@ -64,21 +69,36 @@ class LLM:
         """The configuration with every automatic value resolved."""
         return self.engine.config
 
+    def get_tokenizer(self) -> Tokenizer:
+        """The model's own: `encode` a text, `decode` ids."""
+        return self._intake.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What `generate` samples with where it is told nothing else."""
+        return self._intake.params({}, max_tokens=COMPLETION_MAX_TOKENS)
+
     def generate(
         self,
-        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
-        params: Params | Sequence[Params] = None,
+        prompts: Prompts,
+        params: Params | Iterable[Params] = None,
         *,
         progress: bool | None = None,
+        sampling_params: Params | Iterable[Params] = None,
+        use_tqdm: bool | None = None,
     ) -> list[Output]:
-        """One Output per prompt, in order. A bare list of ints is one prompt.
+        """One Output per prompt, in order.
+
+        Prompts are texts, lists of token ids, or mappings with a `prompt` or its
+        `prompt_token_ids`, in any iterable. A bare list of ints is one prompt.
 
         `params`: SamplingParams, a mapping of its fields (the rest from the model's defaults), or
         a list with one per prompt; None is the model's defaults and 16 tokens, or fewer where there
-        is no room. `progress` None shows a bar for batches on a terminal. Raises RequestError, and
-        then nothing has run.
+        is no room. `progress` None shows a bar for batches on a terminal. vLLM's names for the two
+        will do, too. Raises RequestError, and then nothing has run.
         """
-        texts = split_prompts(prompts, param="prompts")
+        params = either(params, sampling_params, "params or sampling_params")
+        progress = either(progress, use_tqdm, "progress or use_tqdm")
+        texts = prompts_of(prompts, param="prompts")
         ids = [self._intake.encode(text, param="prompts") for text in texts]
         lengths = [len(i) for i in ids]
         all_params = self._params_list(params, lengths, {"max_tokens": COMPLETION_MAX_TOKENS})
@@ -93,26 +113,33 @@ class LLM:
 
     def chat(
         self,
-        messages: Messages | Sequence[Messages],
-        params: Params | Sequence[Params] = None,
+        messages: Messages | Iterable[Messages],
+        params: Params | Iterable[Params] = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
         response_format: Mapping[str, Any] | None = None,
         progress: bool | None = None,
+        sampling_params: Params | Iterable[Params] = None,
+        use_tqdm: bool | None = None,
         **template: Any,
     ) -> list[Output]:
-        """Answer a conversation, or each of a list of them, by the model's chat template.
+        """Answer a conversation, or each of several, by the model's chat template.
 
         `tools`, `tool_choice` and `response_format` as in OpenAI's API; calls are in each choice's
-        `message`. `template`: add_generation_prompt, continue_final_message, template_kwargs.
-        `params` as in `generate`, but by default without a limit of tokens, or with the one that
-        the model's generation_config.json names. Raises RequestError.
+        `message`. `template`: add_generation_prompt, continue_final_message, template_kwargs, or a
+        chat_template in place of the model's. The rest as in `generate`, but by default
+        without a limit of tokens, or with the one that the model's generation_config.json names.
+        Raises RequestError.
         """
-        if not isinstance(messages, list | tuple):
+        params = either(params, sampling_params, "params or sampling_params")
+        progress = either(progress, use_tqdm, "progress or use_tqdm")
+        template = template_options(self._intake, "chat", template)
+        messages = plain(messages)
+        if not isinstance(messages, list):
             raise RequestError("messages must be a list of messages", param="messages")
         is_one = bool(messages) and isinstance(messages[0], Mapping)
-        chats: Sequence[Any] = [messages] if is_one else messages
+        chats = [messages] if is_one else [plain(chat) for chat in messages]
         if not chats:
             raise RequestError("messages is empty", param="messages")
         use = read_tool_use(tools, tool_choice)
@@ -130,11 +157,12 @@ class LLM:
 
     def embed(
         self,
-        prompts: str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]],
+        prompts: Prompts,
         *,
         pooling: str | None = None,
         normalize: bool = True,
         progress: bool | None = None,
+        use_tqdm: bool | None = None,
     ) -> NDArray[np.float32]:
         """One embedding per prompt, as rows: [prompts, hidden].
 
@@ -142,7 +170,8 @@ class LLM:
         the mean over all tokens; None is what the configuration says (`model.pooling`). Of length 1
         unless `normalize` is false. Raises RequestError, and then nothing has run.
         """
-        texts = split_prompts(prompts, param="prompts")
+        progress = either(progress, use_tqdm, "progress or use_tqdm")
+        texts = prompts_of(prompts, param="prompts")
         requests = []
         for text in texts:
             ids = self._intake.encode(text, is_whole=True, param="prompts")
@@ -151,9 +180,11 @@ class LLM:
         rows = [result.embedding for result in results if result.embedding is not None]
         return np.stack([unit(row) for row in rows] if normalize else rows)
 
-    def stream(self, prompt: str | Sequence[int], params: Params = None) -> Stream:
+    def stream(
+        self, prompt: str | Mapping[str, Any] | Iterable[int], params: Params = None
+    ) -> Stream:
         """What `generate` would return for one prompt, as it comes. Close it to stop early."""
-        (text,) = _only(split_prompts(prompt, param="prompt"))
+        (text,) = _only(prompts_of(prompt, param="prompt"))
         ids = self._intake.encode(text)
         settled = self._params(params, len(ids), {"max_tokens": COMPLETION_MAX_TOKENS})
         request = self._intake.request(self._next_id(), ids, settled, continues=True)
@@ -171,7 +202,8 @@ class LLM:
     ) -> Stream:
         """What `chat` would return for one conversation, as it comes. Raises RequestError."""
         use = read_tool_use(tools, tool_choice)
-        turn = Turn.after(self._intake, messages, use, response_format, **template)
+        options = template_options(self._intake, "stream_chat", template)
+        turn = Turn.after(self._intake, plain(messages), use, response_format, **options)
         limit = {"max_tokens": self._intake.chat_max_tokens}
         settled = self._params(params, len(turn.prompt_ids), limit)
         return Stream(self._core, turn.request(self._next_id(), settled), turn.answer)
@@ -214,14 +246,15 @@ class LLM:
 
     def _params_list(
         self,
-        params: Params | Sequence[Params],
+        params: Params | Iterable[Params],
         lengths: Sequence[int],
         fallback: Mapping[str, Any],
     ) -> list[SamplingParams]:
         """For prompts of so many tokens each."""
         if params is None or isinstance(params, SamplingParams | Mapping):
             return [self._params(params, length, fallback) for length in lengths]
-        if not isinstance(params, Sequence) or len(params) != len(lengths):
+        params = plain(params)
+        if not isinstance(params, list) or len(params) != len(lengths):
             raise RequestError(
                 f"params must be one SamplingParams, or a list of {len(lengths)} of them",
                 param="params",
@@ -240,7 +273,7 @@ def _only(prompts: list[Any]) -> list[Any]:
 
 
 def _configured(
-    model: str | os.PathLike[str] | None,
+    model: str | PathLike[str] | None,
     config: TinyServeConfig | Mapping[str, Any] | None,
     overrides: Mapping[str, Any],
 ) -> TinyServeConfig:

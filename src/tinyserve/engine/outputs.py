@@ -29,6 +29,13 @@ class Choice:
     stop_reason: int | str | None = None
     message: Message | None = None
 
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """Of the whole text: the sum over its tokens."""
+        return (
+            None if self.logprobs is None else sum((t.logprob or 0.0 for t in self.logprobs), 0.0)
+        )
+
 
 @dataclass
 class Output:

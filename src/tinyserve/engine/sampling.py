@@ -121,12 +121,15 @@ class SampleRow:
 
 def _normalise(p: SamplingParams) -> None:
     """Accept the spellings clients use: a lone stop string, lists for tuples, -1 for "off", string
-    ids in logit_bias.
+    ids in logit_bias, numbers of numpy's types.
     """
 
     def put(name: str, value: Any) -> None:
         object.__setattr__(p, name, value)
 
+    for name, value in vars(p).items():
+        if isinstance(value, np.generic):
+            put(name, value.item())
     put("stop", (p.stop,) if isinstance(p.stop, str) else _listed(p, "stop"))
     put("stop_token_ids", _listed(p, "stop_token_ids"))
     put("bad_words", _listed(p, "bad_words"))
@@ -149,7 +152,7 @@ def _listed(p: SamplingParams, name: str) -> tuple[Any, ...]:
         return ()
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         _fail(name, repr(value), "a list")
-    return tuple(value)
+    return tuple(item.item() if isinstance(item, np.generic) else item for item in value)
 
 
 def _token_id(key: int | str) -> int:
