@@ -48,6 +48,7 @@ def test_rotary_scaling_is_not_lost_in_silence(
     assert (rope.kind, rope.factor, rope.original_max_position) == ("yarn", 4.0, 512)
 
 
-def test_a_folder_must_be_named() -> None:
-    with pytest.raises(SystemExit, match="--out"):
+def test_a_folder_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
         float_folder.main(["--model", "synthetic"])
+    assert "--out names the folder" in capsys.readouterr().err

@@ -157,7 +157,7 @@ def test_no_rate_and_no_round_has_prompts_of_another() -> None:
         short = [replace(a, prompt_ids=a.prompt_ids[:20], max_tokens=2, at=0.0) for a in workload]
         return replay(engines[name], short)
 
-    points = sweep_points(args, list(engines), run)
+    points = list(sweep_points(args, list(engines), run))
     assert [name for name, _ in seen] == ["static", "continuous"] * 4
     assert all(a[1] == b[1] for a, b in zip(seen[::2], seen[1::2], strict=True))
     prompts = [arrival.prompt_ids[:16] for _, workload in seen[::2] for arrival in workload]

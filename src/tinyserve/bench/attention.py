@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
+from tinyserve.bench.arguments import ints, names_of, positive_int
 from tinyserve.bench.ceilings import CACHES, Ceilings
 from tinyserve.bench.common import (
     argument_parser,
     command,
-    ints,
     machine,
     run_program,
     say,
@@ -75,12 +75,21 @@ def main(argv: list[str] | None = None) -> None:
     parser = argument_parser(MODULE, __doc__)
     add = parser.add_argument
     add("--shape", default="135m", help="the model whose heads are measured")
-    add("--dtypes", default="f32,f16,int8", help="KV types, separated by commas")
-    add("--contexts", type=ints, default=[64, 512, 1024, 4096])
-    add("--streams", type=ints, default=[1, 8, 32])
-    add("--prefix", type=int, default=1000, help="keys that the streams of a cascade share")
-    add("--own", type=int, default=40, help="keys that each of them has to itself")
-    add("--repeat", type=int, default=15, help="timings of each case; medians are reported")
+    add(
+        "--dtypes",
+        type=names_of(ITEM_BYTES, "KV type"),
+        default="f32,f16,int8",
+        help=f"KV types, separated by commas (there are {', '.join(ITEM_BYTES)})",
+    )
+    add("--contexts", type=ints, default=[64, 512, 1024, 4096], help="tokens of each stream")
+    add("--streams", type=ints, default=[1, 8, 32], help="streams at once")
+    add(
+        "--prefix", type=positive_int, default=1000, help="keys that the streams of a cascade share"
+    )
+    add("--own", type=positive_int, default=40, help="keys that each of them has to itself")
+    add(
+        "--repeat", type=positive_int, default=15, help="timings of each case; medians are reported"
+    )
     args = parser.parse_args(argv)
     backend = NativeBackend(args.threads or default_threads()[0])
     ceilings = Ceilings(backend.variant, backend.threads)

@@ -8,17 +8,19 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.error import URLError
 
 import tinyserve
+from tinyserve.bench.arguments import output_file
 from tinyserve.errors import TinyServeError
 from tinyserve.kernels.select import choose_backend
 from tinyserve.kernels.threads import default_threads
 
+T = TypeVar("T")
 # name -> (model, quantization): random weights in the shape of real models
 SIZES: dict[str, tuple[str, str | None]] = {
     "tiny": ("synthetic", None),
@@ -27,22 +29,51 @@ SIZES: dict[str, tuple[str, str | None]] = {
     "1.5b": ("synthetic:qwen2.5-1.5b", "int4"),
 }
 _PATHS = ("out", "plot", "step_times")
+OUT_HELP = "write the result as JSON"
+INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell
 
 
 def run_program(main: Callable[[], None]) -> None:
     """Run a benchmark's `main`. A user's mistake (no such model, no server at the URL) is one line
-    on stderr and exit code 2, never a traceback.
+    on stderr and exit code 2, never a traceback; so is Ctrl-C, with its own code.
     """
     try:
         main()
     except (TinyServeError, URLError) as error:
         print(f"tinyserve: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted: nothing was written", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
 
 
-def argument_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
+def until_interrupted(points: Iterable[T]) -> tuple[list[T], bool]:
+    """All points, or those that were measured before Ctrl-C; whether it came. What came before the
+    first is no result: then KeyboardInterrupt goes on.
+    """
+    found: list[T] = []
+    try:
+        for point in points:
+            found.append(point)
+    except KeyboardInterrupt:
+        if not found:
+            raise
+        say("interrupted: what was measured by then is the result")
+        return found, True
+    return found, False
+
+
+def end_if(was_interrupted: bool) -> None:
+    """Leave with the exit code of Ctrl-C, once the result is written."""
+    if was_interrupted:
+        raise SystemExit(INTERRUPTED)
+
+
+def argument_parser(
+    module: str, doc: str | None, *, out: tuple[Callable[[str], str], str] = (output_file, OUT_HELP)
+) -> argparse.ArgumentParser:
     """A parser with the options that every benchmark has; the first paragraph of `doc`, the
-    program's docstring, describes it.
+    program's docstring, describes it. `out`: type and help of --out.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m tinyserve.bench.{module}", description=(doc or "").partition("\n\n")[0]
@@ -60,7 +91,7 @@ def argument_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
     parser.add_argument(
         "--seed", type=int, default=0, help="of random weights and workloads (default: 0)"
     )
-    parser.add_argument("--out", help="write the result as JSON")
+    parser.add_argument("--out", type=out[0], help=out[1])
     return parser
 
 
@@ -74,16 +105,6 @@ def model_section(args: argparse.Namespace) -> dict[str, Any]:
         "quantization": args.quantization or quantization,
         "threads": args.threads,
     }
-
-
-def floats(text: str) -> list[float]:
-    """ "1,2,4" as numbers, for argparse."""
-    return [float(part) for part in text.split(",")]
-
-
-def ints(text: str) -> list[int]:
-    """ "1,2,4" as integers, for argparse."""
-    return [int(part) for part in text.split(",")]
 
 
 def machine(variant: str | None = None) -> dict[str, Any]:

@@ -19,9 +19,10 @@ MODULE = "float_folder"
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = argument_parser(MODULE, __doc__).parse_args(argv)
+    parser = argument_parser(MODULE, __doc__, out=(str, "the folder to write"))
+    args = parser.parse_args(argv)
     if not args.out:
-        raise SystemExit(f"{MODULE}: --out names the folder to write")
+        parser.error("--out names the folder to write")
     name = model_section(args)["name"]
     write_checkpoint(load_checkpoint(name), Path(args.out), dtype="f32")
     say(f"{name} is in {args.out}")

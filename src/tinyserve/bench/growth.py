@@ -21,10 +21,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from tinyserve.bench.arguments import ints, names_of, plot_file, positive_int
 from tinyserve.bench.common import (
     argument_parser,
     command,
-    ints,
     machine,
     model_section,
     run_program,
@@ -53,8 +53,6 @@ def main(argv: list[str] | None = None) -> None:
     parser = options()
     args = parser.parse_args(argv)
     wanted = args.parts.split(",")
-    if unknown := [part for part in wanted if part not in PARTS]:
-        parser.error(f"there is no part {unknown[0]!r}: {', '.join(PARTS)}")
     section = model_section(args)
     ours = Tinyserve(section["name"], section["quantization"], args.threads or default_threads()[0])
     result: dict[str, Any] = {"command": command(MODULE, args, parser), "machine": machine()}
@@ -84,16 +82,26 @@ def main(argv: list[str] | None = None) -> None:
 def options() -> argparse.ArgumentParser:
     parser = argument_parser(MODULE, __doc__)
     add = parser.add_argument
-    add("--parts", default=",".join(PARTS), help="which, separated by commas")
-    add("--streams", type=ints, default=[1, 2, 4, 8, 16, 32, 64])
+    add(
+        "--parts",
+        type=names_of(PARTS, "part"),
+        default=",".join(PARTS),
+        help=f"which, separated by commas (default: all): {', '.join(PARTS)}",
+    )
+    add("--streams", type=ints, default=[1, 2, 4, 8, 16, 32, 64], help="sequences at once")
     add("--contexts", type=ints, default=[64, 256, 1024, 4096], help="tokens before the step")
     add("--long-streams", type=ints, default=[1, 4], help="streams that all contexts are tried at")
     add("--rows", type=ints, default=[1, 2, 3, 4, 5, 6, 8], help="rows of one stream")
-    add("--steps", type=int, default=24, help="steps timed in a round")
-    add("--repeat", type=int, default=3, help="rounds; medians are reported")
-    add("--num-requests", type=int, default=10000, help="requests of the memory part")
-    add("--starts", type=int, default=7, help="starts of the server; the median is reported")
-    add("--plot", help="draw it into this file")
+    add("--steps", type=positive_int, default=24, help="steps timed in a round")
+    add("--repeat", type=positive_int, default=3, help="rounds; medians are reported")
+    add("--num-requests", type=positive_int, default=10000, help="requests of the memory part")
+    add(
+        "--starts",
+        type=positive_int,
+        default=7,
+        help="starts of the server; the median is reported",
+    )
+    add("--plot", type=plot_file, help="draw it into this file (matplotlib)")
     return parser
 
 

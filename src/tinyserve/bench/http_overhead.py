@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from tinyserve.bench.arguments import ints, output_file, positive_int
 from tinyserve.bench.common import machine, run_program, say, table, write_json
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine, assemble
@@ -239,17 +240,15 @@ def argument_parser() -> argparse.ArgumentParser:
         prog="python -m tinyserve.bench.http_overhead",
         description=(__doc__ or "").splitlines()[0],
     )
-    counts = "streams at once, separated by commas"
-    parser.add_argument("--streams", type=_ints, default=[1, 16], help=counts)
-    parser.add_argument("--tokens", type=int, default=400, help="tokens of a long stream")
-    parser.add_argument("--requests", type=int, default=200, help="requests one after another")
-    parser.add_argument("--repeat", type=int, default=3, help="times; medians are shown")
-    parser.add_argument("--out", help="write the result as JSON")
+    streams = "streams at once, separated by commas"
+    parser.add_argument("--streams", type=ints, default=[1, 16], help=streams)
+    parser.add_argument("--tokens", type=positive_int, default=400, help="tokens of a long stream")
+    parser.add_argument(
+        "--requests", type=positive_int, default=200, help="requests one after another"
+    )
+    parser.add_argument("--repeat", type=positive_int, default=3, help="times; medians are shown")
+    parser.add_argument("--out", type=output_file, help="write the result as JSON")
     return parser
-
-
-def _ints(text: str) -> list[int]:
-    return [int(part) for part in text.split(",")]
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """A lean HTTP client for load: one POST, its server-sent events stamped as they arrive.
 
 Written over httptools' parser, so that the client takes little of the cores that the server under
-test runs on. Speaks HTTP/1.1 without TLS, one connection a request.
+test runs on. Speaks HTTP/1.1, one connection a request.
 """
 
 from __future__ import annotations
@@ -20,39 +20,65 @@ import httptools
 
 @dataclass
 class Answer:
-    """What came back: the status, and each event's data with the time of its arrival."""
+    """What came back: the status, and each event's data with the time of its arrival. What is no
+    stream of events, errors above all, is in `body`.
+    """
 
-    status: int = 0
+    status: int = 0  # 0: the connection ended before it
+    content_type: bytes = b""
     events: list[tuple[float, bytes]] = field(default_factory=list)
     body: bytes = b""
     is_complete: bool = False
 
+    @property
+    def is_stream(self) -> bool:
+        return self.status == 200 and self.content_type.startswith(b"text/event-stream")
+
 
 class _Collector:
-    """Callbacks of the parser."""
+    """Callbacks of the parser. Lines end with LF, CR or both, and wherever the network cuts them:
+    an event has arrived with the end of its empty line.
+    """
 
-    def __init__(self, parser_answer: Answer) -> None:
-        self._answer = parser_answer
-        self._rest = b""
-        self._is_stream = False
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self.parser = httptools.HttpResponseParser(self)
+        self._rest = b""  # of a line
+        self._data: list[bytes] = []  # of an event
+        self._after_cr = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"content-type":
-            self._is_stream = value.startswith(b"text/event-stream")
+            self._answer.content_type = value.lower()
+
+    def on_headers_complete(self) -> None:
+        self._answer.status = self.parser.get_status_code()
 
     def on_body(self, data: bytes) -> None:
-        if not self._is_stream:
+        if not self._answer.is_stream:
             self._answer.body += data
             return
         now = time.perf_counter()
-        *events, self._rest = (self._rest + data.replace(b"\r\n", b"\n")).split(b"\n\n")
-        for event in events:
-            for line in event.split(b"\n"):
-                if line.startswith(b"data:"):
-                    self._answer.events.append((now, line[5:].strip()))
+        if self._after_cr and data.startswith(b"\n"):
+            data = data[1:]
+        self._after_cr = data.endswith(b"\r")
+        if b"\r" in data:
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._data.append(line[5:].strip())
+            elif not line and self._data:
+                self._answer.events.append((now, b"\n".join(self._data)))
+                self._data = []
 
     def on_message_complete(self) -> None:
         self._answer.is_complete = True
+
+    def finish(self) -> None:
+        """The connection is at its end: so is the last event."""
+        if self._rest or self._data:
+            self.on_body(b"\n\n")
 
 
 async def post(
@@ -60,14 +86,15 @@ async def post(
 ) -> Answer:
     """POST JSON and collect the answer. Raises OSError, TimeoutError, HttpParserError."""
     place = urllib.parse.urlsplit(url)
-    host, port = place.hostname or "127.0.0.1", place.port or 80
+    is_https = place.scheme == "https"
+    host, port = place.hostname or "127.0.0.1", place.port or (443 if is_https else 80)
     async with _deadline(timeout_s):
-        reader, writer = await asyncio.open_connection(host, port)
+        reader, writer = await asyncio.open_connection(host, port, ssl=is_https or None)
         try:
             payload = json.dumps(body).encode()
             lines = [
                 f"POST {place.path} HTTP/1.1",
-                f"Host: {host}:{port}",
+                f"Host: {place.netloc.rpartition('@')[2]}",
                 "Content-Type: application/json",
                 f"Content-Length: {len(payload)}",
                 "Connection: close",
@@ -75,10 +102,10 @@ async def post(
             ]
             writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + payload)
             answer = Answer()
-            parser = httptools.HttpResponseParser(_Collector(answer))
+            collector = _Collector(answer)
             while not answer.is_complete and (data := await reader.read(65536)):
-                parser.feed_data(data)
-            answer.status = parser.get_status_code()
+                collector.parser.feed_data(data)
+            collector.finish()
             return answer
         finally:
             writer.close()

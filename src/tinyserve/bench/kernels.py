@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
+from tinyserve.bench.arguments import ints, names_of, plot_file, positive_int
 from tinyserve.bench.attention import attention
 from tinyserve.bench.ceilings import CACHES, Ceilings, rounds_of, step_seconds
 from tinyserve.bench.common import (
     argument_parser,
     command,
-    ints,
     machine,
     run_program,
     say,
@@ -49,6 +49,7 @@ from tinyserve.models.synthetic import synthetic_config
 from tinyserve.models.weights import int8_group
 
 MODULE = "kernels"
+FORMATS = ("u4", "int8", "bf16", "f16", "f32")
 MODELS = {"135m": "135m", "0.5b": "qwen2.5-0.5b", "1.5b": "qwen2.5-1.5b"}
 
 
@@ -97,19 +98,29 @@ def shapes(args: argparse.Namespace) -> dict[str, ModelConfig]:
 def options() -> argparse.ArgumentParser:
     parser = argument_parser(MODULE, __doc__)
     add = parser.add_argument
-    add("--models", default="135m,0.5b,1.5b", help="shapes, where --model names none")
-    add("--formats", default="u4,int8,bf16,f32", help="weight formats, separated by commas")
-    add("--rows", type=ints, default=[1, 2, 4, 8, 16, 32, 64, 128, 512])
+    add(
+        "--models",
+        type=names_of(MODELS, "shape"),
+        default="135m,0.5b,1.5b",
+        help=f"shapes, where --model names none (there are {', '.join(MODELS)})",
+    )
+    add(
+        "--formats",
+        type=names_of(FORMATS, "format"),
+        default="u4,int8,bf16,f32",
+        help="weight formats, separated by commas (default: all but f16)",
+    )
+    add("--rows", type=ints, default=[1, 2, 4, 8, 16, 32, 64, 128, 512], help="rows of a product")
     add("--contexts", type=ints, default=[64, 512, 4096], help="context lengths of attention")
     add("--streams", type=ints, default=[1, 8, 32], help="streams of attention")
     add(
         "--repeat",
-        type=int,
+        type=positive_int,
         default=5,
         help="timings of each case, fewer of those that take seconds; medians are reported",
     )
     add("--against", help="torch, or torch=PYTHON: time its products as well", metavar="torch")
-    add("--plot", help="draw shares of the roofline into this file")
+    add("--plot", type=plot_file, help="draw shares of the roofline into this file (matplotlib)")
     return parser
 
 

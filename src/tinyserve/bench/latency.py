@@ -1,7 +1,8 @@
 """What a run was like for those who waited: records of requests, and percentiles over them.
 
 Times are seconds on one clock. TTFT is from arrival to first token, inter-token latency the gaps
-after it, e2e from arrival to the last token.
+after it, e2e from arrival to the last token. Over HTTP a token time is that of a piece of a stream,
+which may hold several tokens.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LATE = 1.05  # see `keeps_up`
+SLO_WANTED = "an objective such as 2,0.2"
+SLO_HELP = "what still counts as good: seconds to the first token, between tokens (default: 2,0.2)"
 
 
 @dataclass
@@ -42,9 +45,9 @@ class Record:
         return self.num_tokens or len(self.token_times)
 
     def meets(self, slo: SLO) -> bool:
-        """Whether first token and mean gap are within the objective."""
-        gaps = self.gaps
-        mean_gap = sum(gaps) / len(gaps) if gaps else 0.0
+        """Whether first token and mean gap, token by token, are within the objective."""
+        num_gaps = max(self.output_tokens, len(self.token_times)) - 1
+        mean_gap = (self.token_times[-1] - self.token_times[0]) / max(num_gaps, 1)
         return self.ttft <= slo.ttft_s and mean_gap <= slo.inter_token_s
 
 
@@ -59,6 +62,8 @@ class SLO:
     def parse(cls, text: str) -> SLO:
         """ "2,0.2": seconds to the first token, seconds between tokens on average."""
         first, gap = (float(part) for part in text.split(","))
+        if not (first > 0 and gap > 0):
+            raise ValueError(text)
         return cls(first, gap)
 
 

@@ -29,6 +29,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tinyserve.bench.arguments import output_file, positive_float, positive_int
 from tinyserve.bench.common import command, machine, run_program, table, write_json
 from tinyserve.bench.http_stream import Answer, post
 from tinyserve.bench.watch import Watch
@@ -216,14 +217,19 @@ def main(argv: list[str] | None = None) -> None:
     )
     add = parser.add_argument
     add("--model", default="synthetic", help="model to serve (default: random weights)")
-    add("--streams", type=int, default=64, help="sequences computed at once")
-    add("--queued", type=int, default=500, help="requests that may wait")
+    add("--streams", type=positive_int, default=64, help="sequences computed at once")
+    add("--queued", type=positive_int, default=500, help="requests that may wait")
     add("--leave", type=float, default=0.3, help="share of clients that hang up")
-    add("--overload", type=float, default=4.0, help="times the pace at which requests are answered")
-    add("--seconds", type=float, default=60.0, help="length of the overload")
-    add("--tokens", type=int, default=16, help="of each answer")
-    add("--seed", type=int, default=0)
-    add("--out", help="write the result as JSON")
+    add(
+        "--overload",
+        type=positive_float,
+        default=4.0,
+        help="times the pace at which requests are answered",
+    )
+    add("--seconds", type=positive_float, default=60.0, help="length of the overload")
+    add("--tokens", type=positive_int, default=16, help="of each answer")
+    add("--seed", type=int, default=0, help="of prompts and hang-ups (default: 0)")
+    add("--out", type=output_file, help="write the result as JSON")
     args = parser.parse_args(argv)
     limits = ["--max-num-seqs", str(args.streams), "--max-queued-requests", str(args.queued)]
     blocks = args.streams * (2 + args.tokens // 16)  # few, so that all have soon been touched

@@ -3,7 +3,8 @@
     python -m tinyserve.bench.loadgen --url http://127.0.0.1:8000 --rate 4 --num-requests 50
 
 Requests are sent at their times however slow the server is. Reports throughput, percentiles of the
-time to the first token, between tokens and to the end, and goodput under a stated objective.
+time to the first token, between tokens and to the end, and goodput: answers a second that met the
+objective (--slo). Ctrl-C ends it and reports the requests that were answered by then.
 
 A trace (`--trace FILE`) is JSON lines of {"at": seconds, "prompt_tokens": n, "output_tokens": n}.
 Prompts are common words, about one token each, and begin with a number of their own, so that no
@@ -15,36 +16,61 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import random
 import sys
 import time
+import urllib.parse
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tinyserve.bench.common import command, run_program, table, write_json
-from tinyserve.bench.http_stream import Answer, post
-from tinyserve.bench.latency import SLO, Record, summary
-from tinyserve.bench.workload import ARRIVALS, LENGTHS, Arrival, Shape, Span, random_ids
+from tinyserve.bench.arguments import argument, output_file, positive_float, positive_int
+from tinyserve.bench.common import INTERRUPTED, command, run_program, table, write_json
+from tinyserve.bench.latency import SLO, SLO_HELP, SLO_WANTED, Record, summary
+from tinyserve.bench.target import Target
+from tinyserve.bench.workload import (
+    ARRIVALS,
+    ARRIVALS_HELP,
+    LENGTHS,
+    LENGTHS_HELP,
+    SPAN_WANTED,
+    Arrival,
+    Shape,
+    Span,
+    random_ids,
+)
+from tinyserve.errors import ConfigError, reason_of
 
 MODULE = "loadgen"
-_TEXT = """time year people way day man thing woman life child world school state family student
-group country problem hand part place case week company system program question work number night
-point home water room mother area money story fact month lot right study book eye job word"""
-WORDS = _TEXT.split()
+TRACE_LINE = '{"at": seconds, "prompt_tokens": n, "output_tokens": n}'
 
 
 def main(argv: list[str] | None = None) -> None:
     parser = options()
     args = parser.parse_args(argv)
-    workload = read_trace(args.trace) if args.trace else _shape(args).make(args.seed)
-    records = asyncio.run(run(Target.of(args), workload, show=not args.quiet))
+    if urllib.parse.urlsplit(args.url).scheme not in ("http", "https"):
+        parser.error(f"--url must begin with http:// or https://, got {args.url!r}")
+    workload = read_trace(args.trace, args.seed) if args.trace else _shape(args).make(args.seed)
+    target = Target.of(args)
+    records: list[Record] = []
+    is_cut = False
+    try:
+        asyncio.run(run(target, workload, show=not args.quiet, ended=records))
+    except KeyboardInterrupt:
+        is_cut = True
+        print(f"interrupted: {len(records)} of {len(workload)} requests had ended", file=sys.stderr)
     found = summary(records, args.slo)
     print(report(found))
-    for error, count in _errors(records).items():
-        print(f"{count} x {error}")
-    write_json(args.out, {"command": command(MODULE, args, parser), **found})
+    for error, times in _errors(records).items():
+        print(f"{times} x {error}")
+    if any(r.error is None and not r.num_tokens for r in records):
+        print("The server did not say how many tokens it sent: each piece counts as one.")
+    note = {"interrupted": True} if is_cut else {}
+    write_json(args.out, {"command": command(MODULE, args, parser), **note, **found})
+    if is_cut:
+        sys.exit(INTERRUPTED)
     if found["failed"] and not args.allow_failures:
         sys.exit(1)
 
@@ -57,23 +83,41 @@ def options() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--url", required=True, help="the server, such as http://127.0.0.1:8000")
-    add("--endpoint", choices=("completions", "chat"), default="completions")
+    add(
+        "--endpoint",
+        choices=("completions", "chat"),
+        default="completions",
+        help="which API to use",
+    )
     add("--model", help="model name to send (default: the first that /v1/models lists)")
     add("--api-key", help="key to present")
-    add("--rate", type=float, default=4.0, help="requests a second")
-    add("--num-requests", type=int, default=50)
-    add("--arrivals", choices=ARRIVALS, default="poisson")
-    add("--lengths", choices=LENGTHS, default="uniform")
-    add("--prompt", type=Span.parse, default=Span(16, 96), help="prompt tokens, such as 16-96")
-    add("--output", type=Span.parse, default=Span(16, 64), help="output tokens, such as 16-64")
-    add("--trace", help="send this trace instead (JSON lines)")
-    add("--temperature", type=float, default=0.0)
-    add("--timeout", type=float, default=600.0, help="seconds until a request counts as failed")
+    add("--rate", type=positive_float, default=4.0, help="requests a second (default: 4)")
+    add("--num-requests", type=positive_int, default=50, help="how many to send (default: 50)")
+    add("--arrivals", choices=ARRIVALS, default="poisson", help=ARRIVALS_HELP)
+    add("--lengths", choices=LENGTHS, default="uniform", help=LENGTHS_HELP)
     add(
-        "--slo", type=SLO.parse, default=SLO(), help="seconds to first token, between tokens: 2,0.2"
+        "--prompt",
+        type=argument(Span.parse, SPAN_WANTED),
+        default=Span(16, 96),
+        help="prompt tokens, such as 16-96",
     )
-    add("--seed", type=int, default=0)
-    add("--out", help="write the result as JSON")
+    add(
+        "--output",
+        type=argument(Span.parse, SPAN_WANTED),
+        default=Span(16, 64),
+        help="output tokens, such as 16-64",
+    )
+    add("--trace", help="send this trace instead (JSON lines, see above)")
+    add("--temperature", type=float, default=0.0, help="of the answers (default: 0)")
+    add(
+        "--timeout",
+        type=positive_float,
+        default=600.0,
+        help="seconds until a request counts as failed",
+    )
+    add("--slo", type=argument(SLO.parse, SLO_WANTED), default=SLO(), help=SLO_HELP)
+    add("--seed", type=int, default=0, help="of arrivals, lengths and words (default: 0)")
+    add("--out", type=output_file, help="write the result as JSON")
     add("--quiet", action="store_true", help="no live progress")
     add("--allow-failures", action="store_true", help="exit 0 even if requests failed")
     return parser
@@ -85,133 +129,58 @@ def _shape(args: argparse.Namespace) -> Shape:
     )
 
 
-def read_trace(path: str) -> list[Arrival]:
-    """A workload from JSON lines, in order of arrival."""
-    rng = random.Random(path)
+def read_trace(path: str, seed: int) -> list[Arrival]:
+    """A workload from JSON lines, in order of arrival; the seed draws its words. Raises
+    ConfigError.
+    """
+    rng = random.Random(f"trace-{seed}")
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the trace {path}: {reason_of(error)}") from None
     arrivals = []
-    for line in Path(path).read_text().splitlines():
-        if line.strip():
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
             entry = json.loads(line)
-            prompt = random_ids(int(entry["prompt_tokens"]), 512, rng)
-            arrivals.append(Arrival(float(entry["at"]), prompt, int(entry["output_tokens"])))
+            at, prompt = float(entry["at"]), int(entry["prompt_tokens"])
+            output = int(entry["output_tokens"])
+            if not (0 <= at < math.inf and prompt >= 1 and output >= 1):
+                raise ValueError
+        except (ValueError, LookupError, TypeError):
+            raise ConfigError(
+                f"{path}, line {number}: not {TRACE_LINE}, with a token at least: {line:.80}"
+            ) from None
+        arrivals.append(Arrival(at, random_ids(prompt, 512, rng), output))
+    if not arrivals:
+        raise ConfigError(f"the trace {path} has no requests")
     return sorted(arrivals, key=lambda a: a.at)
 
 
-class Target:
-    """The server under load, and how it is asked."""
+async def run(
+    target: Target,
+    workload: Sequence[Arrival],
+    *,
+    show: bool = False,
+    ended: list[Record] | None = None,
+) -> list[Record]:
+    """Send every request at its time; the records in order of arrival. `ended` is given each as it
+    ends.
+    """
+    ended = [] if ended is None else ended
 
-    def __init__(
-        self,
-        url: str,
-        *,
-        endpoint: str = "completions",
-        model: str | None = None,
-        api_key: str | None = None,
-        temperature: float = 0.0,
-        timeout_s: float = 600.0,
-    ) -> None:
-        path = "/v1/completions" if endpoint == "completions" else "/v1/chat/completions"
-        self.base = url.rstrip("/").removesuffix("/v1")
-        self._url = self.base + path
-        self._is_chat = endpoint == "chat"
-        self._model = model
-        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._temperature = temperature
-        self._timeout_s = timeout_s
-
-    @classmethod
-    def of(cls, args: argparse.Namespace) -> Target:
-        """As the options say; asks the server for its model's name if none was given."""
-        return cls(
-            args.url,
-            endpoint=args.endpoint,
-            model=args.model or first_model(args.url, args.api_key),
-            api_key=args.api_key,
-            temperature=args.temperature,
-            timeout_s=args.timeout,
-        )
-
-    async def ask(self, arrival: Arrival, number: int) -> Record:
-        """Send one request and wait for its end; failures are noted in the record."""
-        record = Record(time.perf_counter(), len(arrival.prompt_ids), client=arrival.client)
-        try:
-            answer = await post(
-                self._url, self._body(arrival, number), self._headers, self._timeout_s
-            )
-            _read(answer, record)
-        except Exception as error:
-            record.error = f"{type(error).__name__}: {error}"
+    async def ask(arrival: Arrival, number: int) -> Record:
+        record = await target.ask(arrival, number)
+        ended.append(record)
         return record
 
-    def _body(self, arrival: Arrival, number: int) -> dict[str, Any]:
-        text = prompt_text(arrival.prompt_ids, number)
-        said: dict[str, Any] = (
-            {"messages": [{"role": "user", "content": text}]} if self._is_chat else {"prompt": text}
-        )
-        return {
-            **said,
-            **({"model": self._model} if self._model else {}),
-            "max_tokens": arrival.max_tokens,
-            "temperature": self._temperature,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-
-
-def prompt_text(ids: Sequence[int], number: int) -> str:
-    """About as many tokens of common words, after a number that no other prompt has."""
-    return f"{number}: " + " ".join(WORDS[i % len(WORDS)] for i in ids[3:])
-
-
-def _read(answer: Answer, record: Record) -> None:
-    """Fill a record from the events of its stream."""
-    if answer.status != 200:
-        record.error = f"HTTP {answer.status}: {answer.body[:200].decode(errors='replace')}"
-        return
-    is_done = False
-    for when, data in answer.events:
-        if data == b"[DONE]":
-            is_done = True
-            continue
-        chunk = json.loads(data)
-        if "error" in chunk:
-            record.error = json.dumps(chunk["error"])
-            return
-        for choice in chunk.get("choices", ()):
-            delta = choice.get("delta") or {}
-            if choice.get("text") or delta.get("content") or delta.get("reasoning_content"):
-                record.token_times.append(when)
-        usage = chunk.get("usage")
-        if usage:
-            record.num_tokens = usage["completion_tokens"]
-            record.prompt_tokens = usage["prompt_tokens"]
-            details = usage.get("prompt_tokens_details") or {}
-            record.cached_tokens = details.get("cached_tokens") or 0
-    if not is_done or not record.token_times:
-        record.error = "the stream ended early"
-
-
-def first_model(url: str, api_key: str | None = None) -> str | None:
-    """The first model the server lists; None where it lists none."""
-    import urllib.request
-
-    request = urllib.request.Request(url.rstrip("/").removesuffix("/v1") + "/v1/models")
-    if api_key:
-        request.add_header("Authorization", f"Bearer {api_key}")
-    with urllib.request.urlopen(request, timeout=30) as response:
-        data = json.load(response).get("data") or []
-    return data[0]["id"] if data else None
-
-
-async def run(target: Target, workload: Sequence[Arrival], *, show: bool = False) -> list[Record]:
-    """Send every request at its time; the records in order of arrival."""
     begin = time.perf_counter()
     tasks: list[asyncio.Task[Record]] = []
     watcher = asyncio.create_task(_watch(tasks, len(workload))) if show else None
     for number, arrival in enumerate(workload):
         await asyncio.sleep(max(0.0, begin + arrival.at - time.perf_counter()))
-        tasks.append(asyncio.create_task(target.ask(arrival, number)))
+        tasks.append(asyncio.create_task(ask(arrival, number)))
     records = await asyncio.gather(*tasks)
     if watcher is not None:
         watcher.cancel()

@@ -24,11 +24,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tinyserve.bench.arguments import ints, plot_file, positive_int, rates
 from tinyserve.bench.ceilings import Ceilings
 from tinyserve.bench.common import (
     argument_parser,
-    floats,
-    ints,
     machine,
     model_section,
     run_program,
@@ -38,7 +37,7 @@ from tinyserve.bench.common import (
 )
 from tinyserve.bench.latency import summary
 from tinyserve.bench.limits import Sizes
-from tinyserve.bench.loadgen import Target, run
+from tinyserve.bench.loadgen import run
 from tinyserve.bench.offline_cases import Case, configuration, measure
 from tinyserve.bench.peer_engines import LlamaCpp, Peer, PythonPeer, ServedPeer, Tinyserve
 from tinyserve.bench.peer_tables import (
@@ -50,6 +49,7 @@ from tinyserve.bench.peer_tables import (
 )
 from tinyserve.bench.served import free_port, serving
 from tinyserve.bench.sweep_pareto import median_of
+from tinyserve.bench.target import Target
 from tinyserve.bench.workload import Shape
 from tinyserve.engine.build import build_engine
 from tinyserve.kernels.threads import default_threads
@@ -83,17 +83,17 @@ def options() -> argparse.ArgumentParser:
     for flag in ("--llama", "--python-peer", "--server"):
         add(flag, action="append", default=[], help="see above", metavar="PEER")
     add("--streams", type=ints, default=[1, 8, 16, 32], help="streams decoded at once")
-    add("--prompt", type=int, default=64, help="prompt tokens of each stream")
-    add("--new", type=int, default=64, help="tokens decoded by each stream")
-    add("--prefill", type=int, default=512, help="prompt tokens of the prefill case")
-    add("--repeat", type=int, default=5, help="rounds; medians are reported")
-    add("--skip-offline", action="store_true")
+    add("--prompt", type=positive_int, default=64, help="prompt tokens of each stream")
+    add("--new", type=positive_int, default=64, help="tokens decoded by each stream")
+    add("--prefill", type=positive_int, default=512, help="prompt tokens of the prefill case")
+    add("--repeat", type=positive_int, default=5, help="rounds; medians are reported")
+    add("--skip-offline", action="store_true", help="only the served part")
     add("--served", action="store_true", help="also start servers and load them")
-    add("--rates", type=floats, default=[4.0, 16.0], help="requests a second of the served load")
-    add("--num-requests", type=int, default=60)
-    add("--seats", type=int, default=16, help="requests that a server computes at once")
-    add("--served-repeat", type=int, default=2)
-    add("--plot", help="draw ratios into this file")
+    add("--rates", type=rates, default=[4.0, 16.0], help="requests a second of the served load")
+    add("--num-requests", type=positive_int, default=60, help="requests at each rate")
+    add("--seats", type=positive_int, default=16, help="requests that a server computes at once")
+    add("--served-repeat", type=positive_int, default=2, help="rounds of the served part")
+    add("--plot", type=plot_file, help="draw ratios into this file (matplotlib)")
     return parser
 
 

@@ -27,6 +27,7 @@ from tinyserve.config import CacheConfig, SchedulerConfig
 from tinyserve.engine.core import EngineCore
 from tinyserve.engine.plan import Chunk, Runner, StepPlan
 from tinyserve.engine.sampling import SampledToken, SampleRow, SamplingParams
+from tinyserve.errors import ConfigError, reason_of
 from tinyserve.kv.manager import KVManager
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -93,15 +94,22 @@ class StepModel:
 
     @classmethod
     def load(cls, path: str | Path) -> StepModel:
-        """From the JSON that `save` wrote, or from the result of a simulation."""
-        values = json.loads(Path(path).read_text())
-        values = values.get("step_times", values)
-        return cls(
-            tuple(values["sizes"]),
-            tuple(values["seconds"]),
-            values["per_draw"],
-            values["per_context"],
-        )
+        """From the JSON that `save` wrote, or from the result of a simulation. Raises
+        ConfigError.
+        """
+        try:
+            values = json.loads(Path(path).read_text())
+            values = values.get("step_times", values)
+            return cls(
+                tuple(values["sizes"]),
+                tuple(values["seconds"]),
+                values["per_draw"],
+                values["per_context"],
+            )
+        except OSError as error:
+            raise ConfigError(f"cannot read the step times {path}: {reason_of(error)}") from None
+        except (ValueError, LookupError, TypeError, AttributeError):
+            raise ConfigError(f"{path} has no step times") from None
 
     def save(self, path: str | Path, **about: Any) -> None:
         """As JSON; `about` says what was measured."""

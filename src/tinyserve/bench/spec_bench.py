@@ -26,16 +26,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tinyserve.bench.arguments import floats, ints, names_of, plot_file, positive_int
 from tinyserve.bench.common import (
     argument_parser,
     command,
-    floats,
-    ints,
+    end_if,
     machine,
     run_program,
     say,
     shown_model,
     table,
+    until_interrupted,
     write_json,
 )
 from tinyserve.bench.spec_measure import PROPOSERS, STRANGER, Bench
@@ -49,14 +50,11 @@ def main(argv: list[str] | None = None) -> None:
     parser = spec_parser()
     args = parser.parse_args(argv)
     bench = Bench(args)
-    cases = list(cases_of(args))
-    points = []
-    for number, case in enumerate(cases, 1):
-        points.append(bench.measure(case))
-        say(f"{number}/{len(cases)} {_label(case)}: {points[-1]['speedup']:.2f}x")
+    points, is_cut = until_interrupted(measured(bench, list(cases_of(args))))
     runner: Any = bench.engine.core.runner
     result = {
         "command": command("spec_bench", args, parser),
+        **({"interrupted": True} if is_cut else {}),
         "machine": machine(runner.backend.variant),
         "model": shown_model(bench.engine.model_name),
         "verification": args.verification,
@@ -66,6 +64,15 @@ def main(argv: list[str] | None = None) -> None:
     write_json(args.out, result)
     if args.plot:
         plot(points, args.plot, str(result["model"]))
+    end_if(is_cut)
+
+
+def measured(bench: Bench, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
+    """The result of each case."""
+    for number, case in enumerate(cases, 1):
+        point = bench.measure(case)
+        say(f"{number}/{len(cases)} {_label(case)}: {point['speedup']:.2f}x")
+        yield point
 
 
 def spec_parser() -> argparse.ArgumentParser:
@@ -75,25 +82,51 @@ def spec_parser() -> argparse.ArgumentParser:
         "--draft-model",
         help=f"model for the proposer draft_model; {STRANGER}: one that is never right",
     )
-    parser.add_argument("--proposers", default="ngram,suffix,random", help=", ".join(PROPOSERS))
-    parser.add_argument("--workloads", default=",".join(WORKLOADS))
+    parser.add_argument(
+        "--proposers",
+        type=names_of(PROPOSERS, "proposer"),
+        default="ngram,suffix,random",
+        help=f"which, separated by commas (default: ngram,suffix,random): {', '.join(PROPOSERS)}",
+    )
+    parser.add_argument(
+        "--workloads",
+        type=names_of(WORKLOADS, "workload"),
+        default=",".join(WORKLOADS),
+        help=f"kinds of text, separated by commas (default: all): {', '.join(WORKLOADS)}",
+    )
     parser.add_argument("--k", type=ints, default=[4, 1, 2, 8], help="most drafts in a step")
-    parser.add_argument("--temperatures", type=floats, default=[0.0, 0.8])
-    parser.add_argument("--streams", type=ints, default=[1, 4, 16])
+    parser.add_argument("--temperatures", type=floats, default=[0.0, 0.8], help="of sampling")
+    parser.add_argument("--streams", type=ints, default=[1, 4, 16], help="sequences at once")
     parser.add_argument(
         "--control", choices=("on", "off", "both"), default="both", help="the adaptive controller"
     )
-    parser.add_argument("--verification", choices=("coupled", "rejection"), default="coupled")
-    parser.add_argument("--full", action="store_true", help="every combination")
     parser.add_argument(
-        "--prompts", type=int, default=4, help="prompts of a measurement, in batches of --streams"
+        "--verification",
+        choices=("coupled", "rejection"),
+        default="coupled",
+        help="how drafts are accepted (default: coupled)",
     )
-    parser.add_argument("--new", type=int, default=96, help="tokens decoded by each stream")
-    parser.add_argument("--repeat", type=int, default=3, help="rounds; medians are reported")
     parser.add_argument(
-        "--pairs", type=int, help="pairs of slices, side by side, in place of rounds"
+        "--full", action="store_true", help="every combination; else one option at a time"
     )
-    parser.add_argument("--plot", help="write a plot (needs matplotlib)")
+    parser.add_argument(
+        "--prompts",
+        type=positive_int,
+        default=4,
+        help="prompts of a measurement, in batches of --streams",
+    )
+    parser.add_argument(
+        "--new", type=positive_int, default=96, help="tokens decoded by each stream"
+    )
+    parser.add_argument(
+        "--repeat", type=positive_int, default=3, help="rounds; medians are reported"
+    )
+    parser.add_argument(
+        "--pairs", type=positive_int, help="pairs of slices, side by side, in place of rounds"
+    )
+    parser.add_argument(
+        "--plot", type=plot_file, help="draw the speed-ups into this file (matplotlib)"
+    )
     return parser
 
 
@@ -102,9 +135,6 @@ def cases_of(args: argparse.Namespace) -> Iterator[Case]:
     proposers = args.proposers.split(",")
     if args.draft_model and "draft_model" not in proposers:
         proposers.append("draft_model")
-    unknown = [name for name in proposers if name not in PROPOSERS]
-    if unknown:
-        raise SystemExit(f"spec_bench: there is no proposer {unknown[0]!r}: {', '.join(PROPOSERS)}")
     controls = {"on": [True], "off": [False], "both": [True, False]}[args.control]
     for workload, proposer in itertools.product(args.workloads.split(","), proposers):
         first = Case(

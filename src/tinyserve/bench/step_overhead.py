@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tinyserve.bench.arguments import ints, positive_int
 from tinyserve.bench.common import (
     argument_parser,
     command,
-    ints,
     machine,
     model_section,
     run_program,
@@ -76,9 +76,9 @@ def options() -> argparse.ArgumentParser:
     parser = argument_parser(MODULE, __doc__)
     parser.set_defaults(size="tiny", threads=1)
     add = parser.add_argument
-    add("--streams", type=ints, default=[1, 8, 32, 64])
+    add("--streams", type=ints, default=[1, 8, 32, 64], help="sequences at once")
     add("--waiting", type=ints, default=[10, 100, 1000, 10000], help="waiting requests")
-    add("--steps", type=int, default=300, help="steps of each case; medians are reported")
+    add("--steps", type=positive_int, default=300, help="steps of each case; medians are reported")
     return parser
 
 

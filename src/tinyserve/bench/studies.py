@@ -21,14 +21,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tinyserve.bench.arguments import names_of, plot_file, positive_int
 from tinyserve.bench.common import (
     argument_parser,
     command,
+    end_if,
     machine,
     model_section,
     run_program,
     say,
     table,
+    until_interrupted,
     write_json,
 )
 from tinyserve.bench.latency import Record, spread, summary
@@ -169,26 +172,43 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.simulate and not args.step_times:
         parser.error("--simulate needs --step-times")
-    results = {name: run_study(STUDIES[name], args) for name in args.study.split(",")}
+    wanted = args.study.split(",")
+    found, is_cut = until_interrupted((name, run_study(STUDIES[name], args)) for name in wanted)
+    results = dict(found)
     for name, variants in results.items():
         print(f"\n{name}\n\n{report(variants, STUDIES[name].watched)}")
     write_json(
         args.out,
-        {"command": command(MODULE, args, parser), "machine": machine(), "studies": results},
+        {
+            "command": command(MODULE, args, parser),
+            **({"interrupted": True} if is_cut else {}),
+            "machine": machine(),
+            "studies": results,
+        },
     )
     if args.plot:
         from tinyserve.bench.plots import bars
 
         bars(results, args.plot)
+    end_if(is_cut)
 
 
 def options() -> argparse.ArgumentParser:
     parser = argument_parser(MODULE, __doc__)
-    parser.add_argument("--study", default=",".join(STUDIES), help="which, separated by commas")
-    parser.add_argument("--repeat", type=int, default=3, help="rounds; medians are reported")
+    parser.add_argument(
+        "--study",
+        type=names_of(STUDIES, "study"),
+        default=",".join(STUDIES),
+        help=f"which, separated by commas (default: all): {', '.join(STUDIES)}",
+    )
+    parser.add_argument(
+        "--repeat", type=positive_int, default=3, help="rounds; medians are reported"
+    )
     parser.add_argument("--simulate", action="store_true", help="virtual time; see --step-times")
     parser.add_argument("--step-times", help="step times (JSON) that sweep_pareto measured")
-    parser.add_argument("--plot", help="draw the latencies into this file")
+    parser.add_argument(
+        "--plot", type=plot_file, help="draw the latencies into this file (matplotlib)"
+    )
     return parser
 
 

@@ -16,23 +16,25 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tinyserve.bench.arguments import argument, names_of, plot_file, positive_int, rates
 from tinyserve.bench.common import (
     argument_parser,
     command,
-    floats,
+    end_if,
     machine,
     model_section,
     run_program,
     say,
     shown_model,
     table,
+    until_interrupted,
     write_json,
 )
-from tinyserve.bench.latency import SLO, Record, keeps_up, summary
+from tinyserve.bench.latency import SLO, SLO_HELP, SLO_WANTED, Record, keeps_up, summary
 from tinyserve.bench.replay import VirtualClock, replay
 from tinyserve.bench.simulate import (
     Fleet,
@@ -42,7 +44,16 @@ from tinyserve.bench.simulate import (
     round_robin,
     simulated_core,
 )
-from tinyserve.bench.workload import ARRIVALS, LENGTHS, Arrival, Shape, Span
+from tinyserve.bench.workload import (
+    ARRIVALS,
+    ARRIVALS_HELP,
+    LENGTHS,
+    LENGTHS_HELP,
+    SPAN_WANTED,
+    Arrival,
+    Shape,
+    Span,
+)
 from tinyserve.config import SchedulerConfig, TinyServeConfig
 from tinyserve.engine.build import Engine, build_engine
 from tinyserve.engine.core import EngineCore
@@ -65,12 +76,19 @@ Run = Callable[[str, list[Arrival]], list[Record]]
 def main(argv: list[str] | None = None) -> None:
     parser = options()
     args = parser.parse_args(argv)
+    if args.replicas > 1 and not args.simulate:
+        parser.error("--replicas are simulated: it needs --simulate")
     # What drafts are worth depends on the text, which a simulation does not have.
     names = [n for n in args.policies.split(",") if not (args.simulate and n == "continuous+spec")]
+    if not names:
+        parser.error(
+            "--simulate does not know what drafts are worth: it leaves out continuous+spec"
+        )
     run, about = _simulated(args) if args.simulate else _measured(args, names)
-    points = sweep(args, names, run)
+    points, is_cut = until_interrupted(sweep(args, names, run))
     result = {
         "command": command(MODULE, args, parser),
+        **({"interrupted": True} if is_cut else {}),
         **about,
         "most_tok_s": most_tok_s(StepModel(**about["step_times"]), args),
         "points": points,
@@ -81,40 +99,67 @@ def main(argv: list[str] | None = None) -> None:
         from tinyserve.bench.plots import pareto
 
         pareto(points, args.plot, is_simulated=args.simulate)
+    end_if(is_cut)
 
 
 def options() -> argparse.ArgumentParser:
     parser = argument_parser(MODULE, __doc__)
     add = parser.add_argument
-    add("--rates", type=floats, default=[1.0, 2.0, 4.0, 8.0], help="requests a second")
-    add("--num-requests", type=int, default=30)
-    add("--policies", default="static,continuous,continuous+spec")
-    add("--prompt", type=Span.parse, default=Span(16, 96), help="prompt tokens, such as 16-96")
-    add("--output", type=Span.parse, default=Span(16, 64), help="output tokens, such as 16-64")
-    add("--arrivals", choices=ARRIVALS, default="poisson")
-    add("--lengths", choices=LENGTHS, default="uniform")
-    add("--max-num-seqs", type=int, default=16)
-    add("--max-num-batched-tokens", type=int, default=512)
-    add("--chunked-prefill-size", type=int, default=SchedulerConfig().chunked_prefill_size)
-    add("--repeat", type=int, default=1, help="rounds; medians are reported")
     add(
-        "--slo", type=SLO.parse, default=SLO(), help="seconds to first token, between tokens: 2,0.2"
+        "--rates",
+        type=rates,
+        default=[1.0, 2.0, 4.0, 8.0],
+        help="requests a second, separated by commas (default: 1,2,4,8)",
     )
+    add("--num-requests", type=positive_int, default=30, help="requests at each rate (default: 30)")
+    add(
+        "--policies",
+        type=names_of(POLICIES, "policy"),
+        default=",".join(POLICIES),
+        help="which, separated by commas (default: all three)",
+    )
+    add(
+        "--prompt",
+        type=argument(Span.parse, SPAN_WANTED),
+        default=Span(16, 96),
+        help="prompt tokens, such as 16-96",
+    )
+    add(
+        "--output",
+        type=argument(Span.parse, SPAN_WANTED),
+        default=Span(16, 64),
+        help="output tokens, such as 16-64",
+    )
+    add("--arrivals", choices=ARRIVALS, default="poisson", help=ARRIVALS_HELP)
+    add("--lengths", choices=LENGTHS, default="uniform", help=LENGTHS_HELP)
+    add("--max-num-seqs", type=int, default=16, help="as of `tinyserve serve` (default: 16)")
+    add("--max-num-batched-tokens", type=int, default=512, help="likewise (default: 512)")
+    add(
+        "--chunked-prefill-size",
+        type=int,
+        default=SchedulerConfig().chunked_prefill_size,
+        help="likewise (default: the server's)",
+    )
+    add("--repeat", type=positive_int, default=1, help="rounds; medians are reported (default: 1)")
+    add("--slo", type=argument(SLO.parse, SLO_WANTED), default=SLO(), help=SLO_HELP)
     add("--simulate", action="store_true", help="virtual time, from measured step times")
-    add("--replicas", type=int, default=1, help="simulated servers behind one router")
-    add("--router", choices=ROUTERS, default="least-loaded")
+    add("--replicas", type=positive_int, default=1, help="simulated servers behind one router")
+    add("--router", choices=ROUTERS, default="least-loaded", help="how it shares out requests")
     add(
-        "--step-times", help="step times to simulate with, or a result that has them; else measured"
+        "--step-times",
+        help="file of step times to simulate with, or a result that has them; if it is not there, "
+        "they are measured and written to it",
     )
-    add("--plot", help="draw throughput against latency into this file")
+    add(
+        "--plot", type=plot_file, help="draw throughput against latency into this file (matplotlib)"
+    )
     return parser
 
 
-def sweep(args: argparse.Namespace, names: list[str], run: Run) -> list[dict[str, Any]]:
+def sweep(args: argparse.Namespace, names: list[str], run: Run) -> Iterator[dict[str, Any]]:
     """Every rate with every policy; policies take turns on the same requests, which no other rate
     or round has.
     """
-    points = []
     for index, rate in enumerate(args.rates):
         shape = Shape(
             args.num_requests, rate, args.prompt, args.output, args.arrivals, args.lengths
@@ -126,11 +171,9 @@ def sweep(args: argparse.Namespace, names: list[str], run: Run) -> list[dict[str
                 found = summary(run(name, workload), args.slo)
                 rounds[name].append(found)
                 say(f"rate {rate:g}, {name}: {found['output_tok_s']:.1f} tok/s")
-        points += [
-            {"policy": name, "rate": rate, **median_of(found), "rounds": _brief(found)}
-            for name, found in rounds.items()
-        ]
-    return points
+        for name, summaries in rounds.items():
+            brief = _brief(summaries)
+            yield {"policy": name, "rate": rate, **median_of(summaries), "rounds": brief}
 
 
 def _brief(summaries: list[dict[str, Any]]) -> list[dict[str, float]]:
