@@ -45,9 +45,13 @@ class TinyserveServer:
         return f"{self.url}/v1"
 
     def openai(self, **options: Any) -> OpenAI:
-        """A client of the `openai` package, which must be installed."""
-        from openai import OpenAI
+        """A client of the `openai` package, which must be installed. The shell's proxies have no
+        say: the server is on this machine.
+        """
+        from openai import DefaultHttpxClient, OpenAI
 
+        if "http_client" not in options:
+            options["http_client"] = DefaultHttpxClient(trust_env=False)
         return OpenAI(**{"base_url": self.base_url, "api_key": "none", **options})
 
 

@@ -54,6 +54,8 @@ URL = ["--url", "http://127.0.0.1:9", "--model", "m"]
         (sweep_pareto, ["--policies", ""], "no policy ''"),
         (sweep_pareto, ["--repeat", "0"], "must be at least 1"),
         (sweep_pareto, ["--replicas", "2"], "needs --simulate"),
+        (sweep_pareto, ["--step-times", "x.json"], "needs --simulate"),
+        (studies, ["--step-times", "x.json"], "needs --simulate"),
         (sweep_pareto, ["--simulate", "--policies", "continuous+spec"], "leaves out"),
         (spec_bench, ["--proposers", "eagle"], "no proposer 'eagle'"),
         (spec_bench, ["--workloads", "poetry"], "no workload 'poetry'"),

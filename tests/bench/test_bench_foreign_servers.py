@@ -7,6 +7,7 @@ import contextlib
 import json
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from tinyserve.bench.common import run_program
 from tinyserve.bench.http_stream import Answer, post
 from tinyserve.bench.latency import SLO, Record, percentile, summary
 from tinyserve.bench.loadgen import main, read_trace
+from tinyserve.bench.served import free_port, serving
 from tinyserve.bench.target import Target, first_model
 from tinyserve.bench.workload import Arrival
 from tinyserve.errors import ConfigError
@@ -233,6 +235,25 @@ def test_what_is_no_list_of_models(body: str) -> None:
 def test_models_that_cannot_be_asked_for(parts: Sequence[str], said: str) -> None:
     with server(*parts) as url, pytest.raises(ConfigError, match=said):
         first_model(url)
+
+
+def test_proxies_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    body = '{"data": [{"id": "mine"}]}'
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    with server(head + body) as url:
+        assert first_model(url) == "mine"
+    port = free_port()
+    program = (
+        "import http.server as h, sys\n"
+        "class Healthy(h.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        self.send_response(200)\n"
+        "        self.end_headers()\n"
+        "h.HTTPServer(('127.0.0.1', int(sys.argv[1])), Healthy).serve_forever()\n"
+    )
+    with serving([sys.executable, "-c", program, str(port)], port) as served:
+        assert served.url.endswith(str(port))
 
 
 def test_goodput_counts_tokens_rather_than_pieces() -> None:

@@ -190,3 +190,13 @@ def test_the_sweep_runs_and_writes_its_result(
     assert all(p["failed"] == 0 for p in result["points"])
     assert str(tmp_path) not in out.read_text()
     assert "| 50 | static |" in capsys.readouterr().out
+
+
+def test_answers_of_one_token_have_no_gaps(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot, times = tmp_path / "p.png", tmp_path / "times.json"
+    arguments = ["--size", "tiny", "--simulate", "--rates", "100", "--num-requests", "4"]
+    arguments += ["--output", "1", "--step-times", str(times), "--plot", str(plot)]
+    TIMES.save(times)
+    sweep(arguments)
+    assert plot.stat().st_size

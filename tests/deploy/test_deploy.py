@@ -107,6 +107,7 @@ def test_the_health_check_knows_a_healthy_server(monkeypatch: pytest.MonkeyPatch
 
     def healthy(port: str) -> bool:
         monkeypatch.setenv("TINYSERVE_SERVER_PORT", port)
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # as Docker passes them on
         run = subprocess.run([sys.executable, *command], capture_output=True, timeout=60)
         return run.returncode == 0
 

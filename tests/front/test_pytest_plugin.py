@@ -76,6 +76,7 @@ def test_settings_come_from_the_ini_file_and_the_shell_does_not_matter(
     project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TINYSERVE_API_KEY", "secret")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # where nobody listens
     monkeypatch.setenv("TINYSERVE_SCHEDULER_MAX_MODEL_LEN", "9")
     project.makeini(
         "[pytest]\ntinyserve_model = synthetic\n"

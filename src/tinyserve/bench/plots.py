@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -72,9 +73,9 @@ def pareto(points: Sequence[Point], path: str, *, is_simulated: bool = False) ->
     for index, (policy, line) in enumerate(series(points, "policy").items()):
         speeds = [p["output_tok_s"] for p in line]
         ttft.plot(speeds, [p["ttft_s"]["p99"] for p in line], label=policy, **style(index))
-        gap.plot(
-            speeds, [1e3 * p["inter_token_s"]["p99"] for p in line], label=policy, **style(index)
-        )
+        # Answers of one token have no gaps.
+        gaps = [1e3 * p["inter_token_s"]["p99"] if p["inter_token_s"] else math.nan for p in line]
+        gap.plot(speeds, gaps, label=policy, **style(index))
         load.plot([p["rate"] for p in line], speeds, label=policy, **style(index))
         for point in line:
             ttft.annotate(

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+# Opens a URL directly: the shell's proxies have no say in a measurement on this machine.
+unproxied = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 START_S = 600.0  # vLLM compiles for minutes when it first starts
 POLL_S = 0.02
 
@@ -60,7 +62,7 @@ def _wait_healthy(url: str, process: subprocess.Popen[bytes], log: IO[bytes]) ->
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            with urllib.request.urlopen(f"{url}/health", timeout=5) as response:
+            with unproxied(f"{url}/health", timeout=5) as response:
                 if response.status == 200:
                     return
         except (urllib.error.URLError, OSError):

@@ -172,6 +172,8 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     if args.simulate and not args.step_times:
         parser.error("--simulate needs --step-times")
+    if args.step_times and not args.simulate:
+        parser.error("--step-times is for a simulation: it needs --simulate")
     wanted = args.study.split(",")
     found, is_cut = until_interrupted((name, run_study(STUDIES[name], args)) for name in wanted)
     results = dict(found)

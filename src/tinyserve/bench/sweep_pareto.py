@@ -76,8 +76,9 @@ Run = Callable[[str, list[Arrival]], list[Record]]
 def main(argv: list[str] | None = None) -> None:
     parser = options()
     args = parser.parse_args(argv)
-    if args.replicas > 1 and not args.simulate:
-        parser.error("--replicas are simulated: it needs --simulate")
+    if not args.simulate and (args.replicas > 1 or args.step_times):
+        name = "--replicas" if args.replicas > 1 else "--step-times"
+        parser.error(f"{name} is for a simulation: it needs --simulate")
     # What drafts are worth depends on the text, which a simulation does not have.
     names = [n for n in args.policies.split(",") if not (args.simulate and n == "continuous+spec")]
     if not names:

@@ -15,6 +15,7 @@ from typing import Any
 
 from tinyserve.bench.http_stream import Answer, post
 from tinyserve.bench.latency import Record
+from tinyserve.bench.served import unproxied
 from tinyserve.bench.workload import Arrival
 from tinyserve.errors import ConfigError
 
@@ -153,7 +154,7 @@ def first_model(url: str, api_key: str | None = None) -> str | None:
     if api_key:
         request.add_header("Authorization", f"Bearer {api_key}")
     try:
-        with urllib.request.urlopen(request, timeout=30) as response:
+        with unproxied(request, timeout=30) as response:  # as the load itself
             data = json.load(response).get("data")
         return str(data[0]["id"]) if data else None
     except (
