@@ -174,6 +174,18 @@ def test_failures_are_told_apart(
     assert f"2 x {said}" in capsys.readouterr().out
 
 
+def test_fields_beyond_openais_can_be_left_out() -> None:
+    """Some servers refuse what they do not know."""
+
+    def fields(**options: Any) -> set[str]:
+        target = Target("http://x", model="m", **options)
+        return set(target._body(Arrival(0.0, (1, 2, 3, 4), 5), 0))
+
+    known = {"model", "prompt", "max_tokens", "temperature", "stream", "stream_options"}
+    assert fields() == {*known, "ignore_eos"}
+    assert fields(ignore_eos=False) == known
+
+
 def test_pieces_are_not_taken_for_tokens_in_silence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

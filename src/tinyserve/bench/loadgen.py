@@ -108,6 +108,11 @@ def options() -> argparse.ArgumentParser:
         help="output tokens, such as 16-64",
     )
     add("--trace", help="send this trace instead (JSON lines, see above)")
+    add(
+        "--respect-eos",
+        action="store_true",
+        help="let answers end by themselves; for servers that refuse ignore_eos",
+    )
     add("--temperature", type=float, default=0.0, help="of the answers (default: 0)")
     add(
         "--timeout",
@@ -178,14 +183,15 @@ async def run(
     begin = time.perf_counter()
     tasks: list[asyncio.Task[Record]] = []
     watcher = asyncio.create_task(_watch(tasks, len(workload))) if show else None
-    for number, arrival in enumerate(workload):
-        await asyncio.sleep(max(0.0, begin + arrival.at - time.perf_counter()))
-        tasks.append(asyncio.create_task(ask(arrival, number)))
-    records = await asyncio.gather(*tasks)
-    if watcher is not None:
-        watcher.cancel()
-        sys.stderr.write("\n")
-    return list(records)
+    try:
+        for number, arrival in enumerate(workload):
+            await asyncio.sleep(max(0.0, begin + arrival.at - time.perf_counter()))
+            tasks.append(asyncio.create_task(ask(arrival, number)))
+        return list(await asyncio.gather(*tasks))
+    finally:
+        if watcher is not None:
+            watcher.cancel()
+            sys.stderr.write("\n")
 
 
 async def _watch(tasks: Sequence[asyncio.Task[Record]], total: int) -> None:

@@ -37,6 +37,7 @@ class Target:
         model: str | None = None,
         api_key: str | None = None,
         temperature: float = 0.0,
+        ignore_eos: bool = True,
         timeout_s: float = 600.0,
     ) -> None:
         path = "/v1/completions" if endpoint == "completions" else "/v1/chat/completions"
@@ -46,6 +47,7 @@ class Target:
         self._model = model
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._temperature = temperature
+        self._ignore_eos = ignore_eos
         self._timeout_s = timeout_s
 
     @classmethod
@@ -57,6 +59,7 @@ class Target:
             model=args.model or first_model(args.url, args.api_key),
             api_key=args.api_key,
             temperature=args.temperature,
+            ignore_eos=not args.respect_eos,
             timeout_s=args.timeout,
         )
 
@@ -82,7 +85,7 @@ class Target:
             **({"model": self._model} if self._model else {}),
             "max_tokens": arrival.max_tokens,
             "temperature": self._temperature,
-            "ignore_eos": True,
+            **({"ignore_eos": True} if self._ignore_eos else {}),
             "stream": True,
             "stream_options": {"include_usage": True},
         }
