@@ -27,6 +27,21 @@ if TYPE_CHECKING:
 STOP_TIMEOUT_S = 20
 LOG_LINES = 40  # shown when the server does not start
 PORT_TRIES = 3
+# The server reads a pipe whose other end is the test run's: however that ends, killed or not, so
+# does the server.
+PROGRAM = """
+import os, signal, sys, threading
+
+def end_with_the_test_run():
+    os.read(0, 1)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Thread(target=end_with_the_test_run, daemon=True).start()
+
+from tinyserve.cli import main
+
+sys.exit(main())
+"""
 # Of the caller's TINYSERVE_* variables only these reach the server: no test depends on the shell.
 KEPT_VARIABLES = ("TINYSERVE_CACHE", "TINYSERVE_BACKEND")
 
@@ -104,11 +119,11 @@ def start_server(
     """
     for attempt in range(1, PORT_TRIES + 1):
         port = _free_port()
-        command = [sys.executable, "-m", "tinyserve", "serve", *arguments]
+        command = [sys.executable, "-c", PROGRAM, "serve", *arguments]
         command += ["--host", "127.0.0.1", "--port", str(port)]
         with log_path.open("wb") as log:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=_environment()
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment()
             )
         try:
             _wait_until_ready(process, port, log_path, timeout_s)
@@ -124,6 +139,8 @@ def start_server(
 def stop_server(process: subprocess.Popen[bytes]) -> None:
     """Let it end by itself; if it will not, end it."""
     process.terminate()
+    if process.stdin is not None:
+        process.stdin.close()
     try:
         process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:

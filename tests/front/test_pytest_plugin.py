@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -127,6 +129,28 @@ def test_the_server_is_gone_when_the_session_ends(project: pytest.Pytester) -> N
     code = "import sys, urllib.request as r; r.urlopen(sys.argv[1] + '/health', timeout=30)"
     asked = subprocess.run([sys.executable, "-c", code, url], capture_output=True, text=True)
     assert "refused" in asked.stderr
+
+
+def test_the_server_ends_with_a_test_run_that_is_killed(project: pytest.Pytester) -> None:
+    """A run that is stopped from outside ends no fixture."""
+    project.makepyfile(
+        """
+        import os, pathlib, signal
+
+        def test_it(tinyserve_server):
+            pathlib.Path("url").write_text(tinyserve_server.url)
+            os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    project.runpytest_subprocess()
+    url = (project.path / "url").read_text()
+    host, port = url.removeprefix("http://").split(":")
+    for _ in range(600):
+        with socket.socket() as probe:
+            if probe.connect_ex((host, int(port))):
+                return
+        time.sleep(0.1)
+    raise AssertionError("it still listens")
 
 
 def test_who_does_not_use_it_pays_nothing(project: pytest.Pytester) -> None:
