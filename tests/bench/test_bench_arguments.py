@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -181,6 +184,25 @@ def test_ctrl_c_writes_what_was_measured(
 def test_ctrl_c_before_there_is_a_result(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_of(lambda: until_interrupted(measuring(0))) == 130
     assert capsys.readouterr().err == "interrupted: nothing was written\n"
+
+
+def test_a_reader_that_has_left_is_no_mistake(tmp_path: Path) -> None:
+    """And the result was written before the table is shown."""
+    out = tmp_path / "result.json"
+    command = [sys.executable, "-m", "tinyserve.bench.sweep_pareto", *TINY, "--rates", "1000"]
+    command += ["--policies", "static", "--num-requests", "2", "--out", str(out)]
+    environment = {name: v for name, v in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        ended = subprocess.run(
+            command, stdout=writing, stderr=subprocess.PIPE, text=True, env=environment
+        )
+    finally:
+        os.close(writing)
+    assert ended.returncode == 141
+    assert "Error" not in ended.stderr
+    assert json.loads(out.read_text())["points"]
 
 
 def exit_of(program: Callable[[], object]) -> object:

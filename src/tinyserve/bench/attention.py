@@ -100,7 +100,6 @@ def main(argv: list[str] | None = None) -> None:
         cases += [Case(s, args.prefix + args.own, dtype, args.prefix) for s in args.streams]
         lines += [measure(backend, config, case, args, ceilings) for case in cases]
         say(f"{dtype} done")
-    print(report(lines))
     result = {
         "command": command(MODULE, args, parser),
         "machine": machine(backend.variant),
@@ -108,6 +107,7 @@ def main(argv: list[str] | None = None) -> None:
         "lines": lines,
     }
     write_json(args.out, result)
+    print(report(lines))
 
 
 def report(lines: list[dict[str, Any]]) -> str:

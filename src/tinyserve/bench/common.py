@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,18 +31,26 @@ SIZES: dict[str, tuple[str, str | None]] = {
 }
 _PATHS = ("out", "plot", "step_times")
 OUT_HELP = "write the result as JSON"
-INTERRUPTED = 130  # exit code after Ctrl-C, as of a shell
+READER_LEFT = 141  # exit codes as of a shell: SIGPIPE
+INTERRUPTED = 130  # Ctrl-C
 
 
 def run_program(main: Callable[[], None]) -> None:
     """Run a benchmark's `main`. A user's mistake (no such model, no server at the URL) is one line
-    on stderr and exit code 2, never a traceback; so is Ctrl-C, with its own code.
+    on stderr and exit code 2, never a traceback; so is Ctrl-C, with its own code. A reader that
+    has left (`| head`) is no mistake.
     """
     try:
-        main()
+        try:
+            main()
+        finally:
+            sys.stdout.flush()  # not later, where nobody would notice a reader that has left
     except (TinyServeError, URLError) as error:
         print(f"tinyserve: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the last flush
+        raise SystemExit(READER_LEFT) from None
     except KeyboardInterrupt:
         print("interrupted: nothing was written", file=sys.stderr)
         raise SystemExit(INTERRUPTED) from None

@@ -71,8 +71,8 @@ def main(argv: list[str] | None = None) -> None:
     if "start" in wanted:
         result["start"] = start_times(ours, args.starts)
         result["resident"] = resident(section, args.seed)
-    print(report(result))
     write_json(args.out, result)
+    print(report(result))
     if args.plot:
         from tinyserve.bench.plots import growth
 

@@ -79,9 +79,9 @@ def main(argv: list[str] | None = None) -> None:
         "ceilings": ceilings.medians(),
         "lines": lines,
     }
+    write_json(args.out, result)
     print(report(lines))
     print(", ".join(f"{name} {value:.3g}" for name, value in ceilings.medians().items()))
-    write_json(args.out, result)
     if args.plot:
         from tinyserve.bench.plots import roofline
 

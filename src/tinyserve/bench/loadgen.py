@@ -62,13 +62,13 @@ def main(argv: list[str] | None = None) -> None:
         is_cut = True
         print(f"interrupted: {len(records)} of {len(workload)} requests had ended", file=sys.stderr)
     found = summary(records, args.slo)
+    note = {"interrupted": True} if is_cut else {}
+    write_json(args.out, {"command": command(MODULE, args, parser), **note, **found})
     print(report(found))
     for error, times in _errors(records).items():
         print(f"{times} x {error}")
     if any(r.error is None and not r.num_tokens for r in records):
         print("The server did not say how many tokens it sent: each piece counts as one.")
-    note = {"interrupted": True} if is_cut else {}
-    write_json(args.out, {"command": command(MODULE, args, parser), **note, **found})
     if is_cut:
         sys.exit(INTERRUPTED)
     if found["failed"] and not args.allow_failures:

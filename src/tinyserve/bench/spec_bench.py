@@ -60,8 +60,8 @@ def main(argv: list[str] | None = None) -> None:
         "verification": args.verification,
         "cases": points,
     }
-    print(table_of(points))
     write_json(args.out, result)
+    print(table_of(points))
     if args.plot:
         plot(points, args.plot, str(result["model"]))
     end_if(is_cut)

@@ -68,8 +68,8 @@ def main(argv: list[str] | None = None) -> None:
         "lines": lines,
         "waiting": waiting,
     }
-    print(report(result))
     write_json(args.out, result)
+    print(report(result))
 
 
 def options() -> argparse.ArgumentParser:

@@ -177,8 +177,6 @@ def main(argv: list[str] | None = None) -> None:
     wanted = args.study.split(",")
     found, is_cut = until_interrupted((name, run_study(STUDIES[name], args)) for name in wanted)
     results = dict(found)
-    for name, variants in results.items():
-        print(f"\n{name}\n\n{report(variants, STUDIES[name].watched)}")
     write_json(
         args.out,
         {
@@ -188,6 +186,8 @@ def main(argv: list[str] | None = None) -> None:
             "studies": results,
         },
     )
+    for name, variants in results.items():
+        print(f"\n{name}\n\n{report(variants, STUDIES[name].watched)}")
     if args.plot:
         from tinyserve.bench.plots import bars
 

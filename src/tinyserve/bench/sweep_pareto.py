@@ -94,8 +94,8 @@ def main(argv: list[str] | None = None) -> None:
         "most_tok_s": most_tok_s(StepModel(**about["step_times"]), args),
         "points": points,
     }
-    print(report(points))
     write_json(args.out, result)
+    print(report(points))
     if args.plot:
         from tinyserve.bench.plots import pareto
 
