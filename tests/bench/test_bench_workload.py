@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from tinyserve.bench.latency import SLO, Record, keeps_up, percentile, summary
+from tinyserve.bench.latency import SLO, Record, is_too_short, keeps_up, percentile, summary
 from tinyserve.bench.workload import (
     Shape,
     Span,
@@ -109,6 +109,8 @@ def test_who_keeps_up() -> None:
     assert keeps_up({**run, "duration_s": 14.4, "offered_requests_s": 1.0})
     assert not keeps_up({**run, "duration_s": 14.6, "offered_requests_s": 1.0})
     assert keeps_up({**run, "duration_s": 14.6, "rate": 0.5}), "an older result, by its rate"
+    assert not is_too_short({**run, "offered_requests_s": 1.0})
+    assert is_too_short({**run, "offered_requests_s": 3.0}), "then it would always be said to"
     together = summary([Record(0.0, 4, [1.0]), Record(0.0, 4, [1.0])])
     assert together["offered_requests_s"] is None
 

@@ -93,9 +93,18 @@ def keeps_up(found: Mapping[str, Any]) -> bool:
     that was not noted: as they arrive at the point's rate), but for the time that two answers take:
     the last one, and one that it had to wait for.
     """
-    offered = found.get("offered_requests_s") or found["rate"]
     answer = found["e2e_s"]["p50"] - found["ttft_s"]["p50"]
-    return bool(found["duration_s"] - 2 * answer <= LATE * found["requests"] / offered)
+    return bool(found["duration_s"] - 2 * answer <= LATE * _arriving_s(found))
+
+
+def is_too_short(found: Mapping[str, Any]) -> bool:
+    """Whether two answers take as long as requests arrived: then `keeps_up` says nothing."""
+    return bool(2 * (found["e2e_s"]["p50"] - found["ttft_s"]["p50"]) >= _arriving_s(found))
+
+
+def _arriving_s(found: Mapping[str, Any]) -> float:
+    """How long requests arrived, in seconds."""
+    return float(found["requests"] / (found.get("offered_requests_s") or found["rate"]))
 
 
 def summary(records: Sequence[Record], slo: SLO | None = None) -> dict[str, Any]:

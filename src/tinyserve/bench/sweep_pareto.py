@@ -8,7 +8,8 @@ prefix cache knows a prompt from before. Writes JSON (--out), prints a table, an
 against latency (--plot; needs matplotlib). With `--simulate` the real scheduler runs over measured
 step times in virtual time.
 
-A rate saturates a policy that does not keep up with it; see `latency.keeps_up`.
+A rate saturates a policy that does not keep up with it; see `latency.keeps_up`. "?" means that the
+run was too short to tell: more requests do.
 """
 
 from __future__ import annotations
@@ -34,7 +35,15 @@ from tinyserve.bench.common import (
     until_interrupted,
     write_json,
 )
-from tinyserve.bench.latency import SLO, SLO_HELP, SLO_WANTED, Record, keeps_up, summary
+from tinyserve.bench.latency import (
+    SLO,
+    SLO_HELP,
+    SLO_WANTED,
+    Record,
+    is_too_short,
+    keeps_up,
+    summary,
+)
 from tinyserve.bench.replay import VirtualClock, replay
 from tinyserve.bench.simulate import (
     Fleet,
@@ -211,7 +220,7 @@ def report(points: list[dict[str, Any]]) -> str:
             for name in SHOWN[1:]
         ]
         speed, within = point["output_tok_s"], point["slo_attainment"]
-        steady = "yes" if keeps_up(point) else "no"
+        steady = "no" if not keeps_up(point) else "?" if is_too_short(point) else "yes"
         rows.append([point["rate"], point["policy"], speed, *latencies, within, steady])
     header = ["req/s", "policy", "tok/s", "TTFT ms", "inter-token ms", "e2e ms", "within SLO"]
     return table([*header, "keeps up"], rows)
