@@ -44,6 +44,28 @@ def test_the_index_finds_what_a_scan_would_find(
     assert index.follower(tokens) == last_follower(tokens, min_n, min_n + more)
 
 
+def test_the_index_grows_with_the_text_not_with_the_longest_run() -> None:
+    dice = random.Random(1)
+    text = [dice.randrange(500) for _ in range(2000)]
+
+    def size(max_n: int) -> int:
+        index = NgramIndex(2, max_n)
+        index.extend(text)
+        return sum(map(len, index._latest)) + len(index._latest) + len(index._before)
+
+    assert size(64) == size(2) < 4 * len(text)
+
+
+def test_the_index_looks_at_a_bounded_number_of_places() -> None:
+    """Where a run is everywhere, and always after something else."""
+    text = CountedTokens(token for i in range(1000) for token in (10 + i, 1, 2))
+    index = NgramIndex(2, 64)
+    index.extend(text)
+    text.num_read = 0
+    assert index.follower(text) == len(text) - 3, "none is longer than the latest"
+    assert text.num_read < 200
+
+
 def test_ngram_proposes_what_followed_last_time() -> None:
     proposer = NgramProposer(8, min_n=2, max_n=3)
     assert drafts(proposer, text_of([1, 2, 3, 4, 5, 1, 2]), 3) == [3, 4, 5]

@@ -1,8 +1,8 @@
 """Prompt lookup: what followed the last few tokens the last time they stood together.
 
-Each sequence has an index of its own, from every run of `min_n` .. `max_n` tokens to where it was
-last followed by another token. It grows with the sequence: a token costs max_n - min_n + 1
-insertions, once, however often drafts are asked for. (Saxena 2023, "Prompt lookup decoding".)
+Each sequence has an index of its own, from every run of `min_n` tokens to where it was followed by
+another token. It grows with the sequence: a token costs one insertion, once, however often drafts
+are asked for. (Saxena 2023, "Prompt lookup decoding".)
 
     tokens      ... a b c  d e f g ...  a b c
                           |<- draft      |<- the longest run, of at most max_n, that was seen before
@@ -17,33 +17,52 @@ from collections.abc import Sequence
 
 from tinyserve.spec.proposer import Draft, Known
 
+MAX_LOOKS = 32  # at places where the shortest run was followed; a common word has thousands
+
 
 class NgramIndex:
-    """Where the runs of one sequence were followed by something, and by what."""
+    """Where the runs of one sequence were followed by something, and by what.
+
+    Only runs of `min_n` tokens are kept, so that memory does not grow with `max_n`: a place where
+    one was followed leads to the place before. How far back two places agree is seen in the text.
+    """
 
     def __init__(self, min_n: int, max_n: int) -> None:
-        self._sizes = range(min_n, max_n + 1)
-        self._follower: dict[tuple[int, ...], int] = {}  # run -> where its follower stands
-        self._num_seen = 0
+        self._min_n, self._max_n = min_n, max_n
+        self._latest: dict[tuple[int, ...], int] = {}  # run -> where its last follower stands
+        self._before: list[int] = []  # place -> where the same run was followed before; 0: nowhere
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Take in what is new; `tokens` is the whole sequence, which only grows."""
-        follower = self._follower
-        for end in range(max(self._num_seen, self._sizes[0]), len(tokens)):
-            for size in self._sizes:
-                if size <= end:
-                    follower[tuple(tokens[end - size : end])] = end
-        self._num_seen = len(tokens)
+        latest, size = self._latest, self._min_n
+        for end in range(len(self._before), len(tokens)):
+            if end < size:
+                self._before.append(0)
+                continue
+            run = tuple(tokens[end - size : end])
+            self._before.append(latest.get(run, 0))
+            latest[run] = end
 
     def follower(self, tokens: Sequence[int]) -> int | None:
-        """Where that stands which followed the longest known run at the end of `tokens`."""
+        """Where that stands which followed the longest known run at the end of `tokens`, of at most
+        `max_n`; of several the latest. It looks at the last `MAX_LOOKS` places.
+        """
         length = len(tokens)
-        for size in reversed(self._sizes):
-            if size <= length:
-                found = self._follower.get(tuple(tokens[length - size :]))
-                if found is not None:
-                    return found
-        return None
+        place = self._latest.get(tuple(tokens[max(0, length - self._min_n) :]), 0)
+        found, longest = None, 0
+        for _ in range(MAX_LOOKS):
+            if not place:
+                break
+            size = self._min_n
+            most = min(self._max_n, place)
+            while size < most and tokens[place - size - 1] == tokens[length - size - 1]:
+                size += 1
+            if size > longest:
+                found, longest = place, size
+            if size == self._max_n:
+                break
+            place = self._before[place]
+        return found
 
 
 class NgramProposer:
