@@ -217,6 +217,22 @@ def test_who_waits_is_told_that_the_llm_was_closed(
     assert texts(llm, 1)
 
 
+def test_closing_takes_nothing_from_who_is_done(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread closes the LLM between the last token and its collection."""
+    whole, step = texts(llm, 1), llm._core.step
+
+    def step_then_close() -> None:
+        step()
+        if any(output.finish_reason for inbox in llm._core.inboxes.values() for output in inbox):
+            llm.close()
+
+    monkeypatch.setattr(llm._core, "step", step_then_close)
+    (output,) = llm.generate(PROMPTS[1], {**params(1), "n": 1})
+    assert output.text == whole[0]
+    with pytest.raises(TinyServeError, match="closed"):
+        llm.generate(PROMPTS[:2], [{"max_tokens": 1}, {"max_tokens": 9, "ignore_eos": True}])
+
+
 def test_a_step_that_fails_ends_everybody(llm: LLM) -> None:
     """Their outputs may be lost with it; nobody waits for ever."""
     streams = [llm.stream(PROMPTS[i], params(i)) for i in range(2)]

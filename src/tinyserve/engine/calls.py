@@ -50,12 +50,14 @@ def _collect(core: SharedCore, inbox: Inbox, open_requests: dict[str, Output]) -
     """Move what has come into the results; how many requests it completes."""
     num_open = len(open_requests)
     while inbox:
-        output = _without_error(inbox.popleft())
-        result = open_requests[output.request_id]
-        result.add(output)
+        output = inbox.popleft()
+        result = open_requests.get(output.request_id)
+        if result is None:
+            continue  # closed by another thread when it was already complete
+        result.add(_without_error(output))
         if output.finish_reason is not None and result.is_complete:
             del open_requests[output.request_id]
-            del core.inboxes[output.request_id]
+            core.inboxes.pop(output.request_id, None)
     return num_open - len(open_requests)
 
 
