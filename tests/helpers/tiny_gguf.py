@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -53,12 +54,13 @@ def write_tiny_gguf(
     without: Collection[str] = (),
     extra: Mapping[str, np.ndarray] | None = None,
     split_max_tensors: int = 0,
+    fuse_qkv: bool = False,
 ) -> Path:
     """Write `checkpoint` with matrices of type `kind`; vectors are F32. The first file's path.
 
     `metadata` adds, replaces or drops keys, `without` drops tensors (GGUF names), `extra` adds F32
     or I32 ones. K-quants, which the gguf package cannot write, get random blocks instead of the
-    weights. `split_max_tensors`: split into files of so many tensors.
+    weights. `split_max_tensors`: split into files of so many tensors. `fuse_qkv`: join Q, K and V.
     """
     config = checkpoint.config
     arch = ARCHITECTURES[config.architecture]
@@ -68,10 +70,17 @@ def write_tiny_gguf(
     for key, value in keys.items():
         if value is not DROP:
             _add(writer, key, value)
+    fused: dict[str, list[np.ndarray]] = {}
     for name in tensor_shapes(config):
         stored = gguf_name(name)
-        if stored not in without:
+        part = re.search(r"attn_[qkv](?=\.)", stored) if fuse_qkv else None
+        if part is not None:
+            joined = stored.replace(part[0], "attn_qkv")
+            fused.setdefault(joined, []).append(_values(checkpoint, name, arch))
+        elif stored not in without:
             _add_tensor(writer, stored, _values(checkpoint, name, arch), kind)
+    for joined, parts in fused.items():
+        _add_tensor(writer, joined, np.concatenate(parts), kind)
     for name, values in (extra or {}).items():
         writer.add_tensor(name, values if values.dtype == np.int32 else values.astype(np.float32))
     writer.write_header_to_file()

@@ -60,6 +60,30 @@ def test_every_tensor_comes_back_in_hugging_faces_order(
         np.testing.assert_array_equal(values(loaded, name), values(source, name), err_msg=name)
 
 
+@pytest.mark.parametrize("kind", [Q.F32, Q.F16, Q.Q8_0, Q.Q4_1], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    ("architecture", "fields"),
+    [("LlamaForCausalLM", {"qkv_bias": True}), ("Qwen3ForCausalLM", {"head_dim": 32})],
+)
+def test_q_k_and_v_may_be_one_tensor(
+    tmp_path: Path, architecture: str, fields: dict[str, Any], kind: Any
+) -> None:
+    source = synthetic_checkpoint(3, architecture=architecture, **fields)
+    apart = reload(tmp_path, source, kind)
+    (tmp_path / "fused").mkdir()
+    fused = reload(tmp_path / "fused", source, kind, fuse_qkv=True)
+    assert fused.config == apart.config
+    for name in source.tensors.names():
+        np.testing.assert_array_equal(values(fused, name), values(apart, name), err_msg=name)
+
+
+def test_a_joined_tensor_too_small_for_its_parts(tmp_path: Path) -> None:
+    without = [f"blk.0.attn_{part}.weight" for part in "qkv"]
+    extra = {"blk.0.attn_qkv.weight": np.ones((4, 64))}
+    with pytest.raises(ModelLoadError, match=r"layers\.0\.self_attn\.q_proj\.weight is missing"):
+        reload(tmp_path, synthetic_checkpoint(), without=without, extra=extra)
+
+
 @pytest.mark.parametrize("kind", QUANTIZED, ids=lambda kind: kind.name)
 def test_quantized_matrices_keep_their_values(tmp_path: Path, kind: Any) -> None:
     source = synthetic_checkpoint(4)

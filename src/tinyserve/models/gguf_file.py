@@ -12,7 +12,7 @@ from __future__ import annotations
 import mmap
 import struct
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +132,11 @@ class TensorInfo:
         for size in self.shape[:-1]:
             rows *= size
         return rows * self.row_bytes
+
+    def rows(self, name: str, start: int, count: int) -> TensorInfo:
+        """A part of the first dimension as a tensor of its own."""
+        offset = self.offset + start * (self.num_bytes // self.shape[0])
+        return replace(self, name=name, shape=(count, *self.shape[1:]), offset=offset)
 
 
 class GGUFFile:

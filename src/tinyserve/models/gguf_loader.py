@@ -45,6 +45,7 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_FUSED = re.compile(r"(blk\.\d+\.attn_)qkv\.(weight|bias)")
 _LAYER = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 # Rope frequencies are read with the metadata; the others are leftovers of early converters.
 _NOT_WEIGHTS = re.compile(r"rope_freqs\.weight|blk\.\d+\.(attn_rot_embd|rope_freqs)\.weight")
@@ -56,6 +57,7 @@ def load_gguf(path: Path, name: str) -> Checkpoint:
     Raises ModelLoadError naming the key, tensor or type that is missing or unsupported.
     """
     file, paths = open_gguf(path)
+    _split_fused(file.tensors)
     metadata = Metadata(file)
     config = read_config(metadata)
     contents = contents_fingerprint(paths)
@@ -70,6 +72,27 @@ def load_gguf(path: Path, name: str) -> Checkpoint:
         pooling={1: "mean", 3: "last"}.get(metadata.get("{arch}.pooling_type", int) or 0),
         contents=contents,
     )
+
+
+def _split_fused(tensors: dict[str, TensorInfo]) -> None:
+    """Put Q, K and V in the place of the one tensor that converters may join them to."""
+    for name, fused in list(tensors.items()):
+        match = _FUSED.fullmatch(name)
+        output = tensors.get(f"{match[1]}output.weight") if match else None
+        if match is None or output is None or not (fused.shape and output.shape):
+            continue
+        num_q = output.shape[-1]
+        num_kv = (fused.shape[0] - num_q) // 2
+        if num_kv < 1:
+            continue
+        del tensors[name]
+        for kind, start, size in (
+            ("q", 0, num_q),
+            ("k", num_q, num_kv),
+            ("v", num_q + num_kv, num_kv),
+        ):
+            part = f"{match[1]}{kind}.{match[2]}"
+            tensors[part] = fused.rows(part, start, size)
 
 
 class GGUFTensors:
