@@ -76,7 +76,7 @@ def test_the_meter_at_the_door_adds_no_coroutine_to_a_token(served: Live) -> Non
     from tinyserve.server.observe.http import _Exchange
 
     own = object()
-    exchange = _Exchange(None, lambda message: own)  # type: ignore[arg-type, return-value]
+    exchange = _Exchange({}, None, lambda message: own)  # type: ignore[arg-type, return-value]
     message = {"type": "http.response.body", "body": b"x", "more_body": True}
     assert exchange.send(message) is own
     assert not exchange.is_complete
