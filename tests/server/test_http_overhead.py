@@ -63,6 +63,7 @@ def test_no_model_is_validated_on_the_way_of_a_token(
     served: Live, path: str, body: dict[str, Any]
 ) -> None:
     counts = []
+    served.stream(path, max_tokens=2, **body)  # the first of a path completes its models
     for max_tokens in (2, 202):
         with Profile(served) as profile:
             served.stream(path, max_tokens=max_tokens, ignore_eos=True, **body)
