@@ -528,6 +528,7 @@ constexpr int INT8_ROWS = 4;
 
 template <int R>
 inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
+  constexpr int SUMS = R == 1 ? 4 : R <= 6 ? 2 : 1;  // of a row: an addition to one waits for the one before
   const Weight& w = b.w;
   const uint8_t* panel = b.data;
   const int64_t values = int64_t(LANES) * w.group;
@@ -535,20 +536,22 @@ inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   begin(b, c, acc);
   for (int g = 0; g < b.steps; ++g, panel += group_bytes(w)) {
     fetch.step();
-    __m512i s[R];
-    each<R>([&](auto r) TS_LAMBDA { s[r] = _mm512_setzero_si512(); });
+    __m512i s[R * SUMS];
+    each<R * SUMS>([&](auto r) TS_LAMBDA { s[r] = _mm512_setzero_si512(); });
     const uint8_t* x = a.q + int64_t(2) * w.group * g * R;
     for (int i = 0; i < w.group / 2; i += 8, x += 8 * R * 4)
       each<8>([&](auto j) TS_LAMBDA {
         const __m512i wide = _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)(panel + 32 * (i + j))));
         each<R>([&](auto r) TS_LAMBDA {
-          s[r] = _mm512_dpwssd_epi32(s[r], wide, broadcast4(x + (j * R + r) * 4));
-          asm("" : "+v"(s[r]));  // pin the order, as in u4_tile
+          __m512i& sum = s[r * SUMS + j % SUMS];
+          sum = _mm512_dpwssd_epi32(sum, wide, broadcast4(x + (j * R + r) * 4));
+          asm("" : "+v"(sum));  // pin the order, as in u4_tile
         });
       });
     const vf scale = load_scale(panel + values, w.f16_scale);
     each<R>([&](auto r) TS_LAMBDA {
-      acc[r] = add_group(acc[r], {_mm512_cvtepi32_ps(s[r])}, scale, a, g * R + r);
+      each<SUMS - 1>([&](auto i) TS_LAMBDA { s[r * SUMS] = _mm512_add_epi32(s[r * SUMS], s[r * SUMS + i + 1]); });
+      acc[r] = add_group(acc[r], {_mm512_cvtepi32_ps(s[r * SUMS])}, scale, a, g * R + r);
       if (w.has_min) acc[r] = add_min(acc[r], load_scale(panel + values + scale_bytes(w), w.f16_scale), a, g * R + r);
     });
   }
