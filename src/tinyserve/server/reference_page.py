@@ -6,7 +6,7 @@ No script, and nothing from elsewhere: it is there on machines without a network
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 from typing import Any
 
@@ -53,34 +53,31 @@ def _operation(method: str, path: str, operation: Mapping[str, Any]) -> str:
         f"<details><summary><b>{method.upper()}</b><code>{escape(path)}</code></summary>",
         _paragraph(operation.get("description", "")),
     ]
-    asked = [(p["name"], p["schema"], p.get("required")) for p in operation.get("parameters", ())]
-    parts.append(_table("Parameters", asked))
+    asked = ((p["name"], p["schema"], p.get("required")) for p in operation.get("parameters", ()))
+    parts.append(_table("Parameters", (_field(*field) for field in asked)))
     if "requestBody" in operation:
-        parts.append(_table("Body", _properties(_schema(operation["requestBody"]))))
+        parts.append(_table("Body", _properties(operation["requestBody"])))
     responses = operation["responses"]
-    parts.append(_table("Answer", _properties(_schema(responses["200"]))))
-    errors = "; ".join(
-        f"{status}: {answer['description']}" for status, answer in responses.items() if status > "3"
-    )
-    return "".join([*parts, _paragraph(errors), "</details>"])
+    parts.append(_table("Answer", _properties(responses["200"])))
+    errors = ((status, told["description"]) for status, told in responses.items() if status > "3")
+    return "".join([*parts, _table("Errors", errors), "</details>"])
 
 
-def _schema(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    schema: Mapping[str, Any] = content["content"].get("application/json", {}).get("schema", {})
-    return schema
-
-
-def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
+def _properties(content: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    schema = content["content"].get("application/json", {}).get("schema", {})
     required = schema.get("required", ())
     for name, value in schema.get("properties", {}).items():
-        yield name, value, name in required
+        yield _field(name, value, name in required)
 
 
-def _table(title: str, rows: Any) -> str:
+def _field(name: str, schema: Mapping[str, Any], is_required: bool | None) -> tuple[str, str]:
+    return name, _kind(schema) + ("" if is_required else ", optional")
+
+
+def _table(title: str, rows: Iterable[tuple[str, str]]) -> str:
     lines = [
-        f"<tr><td><code>{escape(name)}</code></td>"
-        f"<td>{escape(_kind(schema))}{'' if is_required else ', optional'}</td></tr>"
-        for name, schema, is_required in rows
+        f"<tr><td><code>{escape(name)}</code></td><td>{_text(told)}</td></tr>"
+        for name, told in rows
     ]
     return f"<h2>{title}</h2><table>{''.join(lines)}</table>" if lines else ""
 
@@ -99,9 +96,13 @@ def _kind(schema: Mapping[str, Any]) -> str:
     if kind == "object" and "properties" in schema:
         return f"object of {', '.join(schema['properties'])}"
     low, high = schema.get("minimum", schema.get("exclusiveMinimum")), schema.get("maximum")
-    return f"{kind}, {low:g} to {high:.10g}" if None not in (low, high) else str(kind)
+    return f"{kind}, {low:.10g} to {high:.10g}" if None not in (low, high) else str(kind)
 
 
 def _paragraph(text: str) -> str:
-    """`text` with what stands between backticks as code."""
-    return re.sub(r"`([^`]+)`", r"<code>\1</code>", f"<p>{escape(text)}</p>") if text else ""
+    return f"<p>{_text(text)}</p>" if text else ""
+
+
+def _text(text: str) -> str:
+    """HTML of `text`, with what stands between backticks as code."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
