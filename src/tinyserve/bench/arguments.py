@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
+from tinyserve.bench.latency import SLO
+from tinyserve.bench.workload import ARRIVALS, BURST_SIZE, LENGTHS, Span
 from tinyserve.errors import reason_of
 
 T = TypeVar("T")
@@ -100,3 +102,30 @@ def plot_file(text: str) -> str:
     if kind and kind not in kinds:
         raise argparse.ArgumentTypeError(f"{kind!r} is no kind of plot: {', '.join(sorted(kinds))}")
     return output_file(text)
+
+
+def add_workload(parser: argparse.ArgumentParser) -> None:
+    """The options that say how requests come, how long they are, and what counts as good."""
+    add = parser.add_argument
+    span = argument(Span.parse, "a span of lengths such as 16-96")
+    add(
+        "--arrivals",
+        choices=ARRIVALS,
+        default="poisson",
+        help=f"poisson: at random; burst: {BURST_SIZE} at once; steady: evenly; together: all now",
+    )
+    add(
+        "--lengths",
+        choices=LENGTHS,
+        default="uniform",
+        help="uniform, or chat: mostly short, a few very long",
+    )
+    add("--prompt", type=span, default=Span(16, 96), help="prompt tokens, such as 16-96")
+    add("--output", type=span, default=Span(16, 64), help="output tokens, such as 16-64")
+    add(
+        "--slo",
+        type=argument(SLO.parse, "an objective such as 2,0.2"),
+        default=SLO(),
+        help="what still counts as good: seconds to the first token, between tokens "
+        "(default: 2,0.2)",
+    )

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LATE = 1.05  # see `keeps_up`
-SLO_WANTED = "an objective such as 2,0.2"
-SLO_HELP = "what still counts as good: seconds to the first token, between tokens (default: 2,0.2)"
 
 
 @dataclass

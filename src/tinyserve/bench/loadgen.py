@@ -26,21 +26,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tinyserve.bench.arguments import argument, output_file, positive_float, positive_int
+from tinyserve.bench.arguments import add_workload, output_file, positive_float, positive_int
 from tinyserve.bench.common import INTERRUPTED, command, run_program, table, write_json
-from tinyserve.bench.latency import SLO, SLO_HELP, SLO_WANTED, Record, summary
+from tinyserve.bench.latency import Record, summary
 from tinyserve.bench.target import Target
-from tinyserve.bench.workload import (
-    ARRIVALS,
-    ARRIVALS_HELP,
-    LENGTHS,
-    LENGTHS_HELP,
-    SPAN_WANTED,
-    Arrival,
-    Shape,
-    Span,
-    random_ids,
-)
+from tinyserve.bench.workload import Arrival, Shape, random_ids
 from tinyserve.errors import ConfigError, reason_of
 
 MODULE = "loadgen"
@@ -93,20 +83,7 @@ def options() -> argparse.ArgumentParser:
     add("--api-key", help="key to present")
     add("--rate", type=positive_float, default=4.0, help="requests a second (default: 4)")
     add("--num-requests", type=positive_int, default=50, help="how many to send (default: 50)")
-    add("--arrivals", choices=ARRIVALS, default="poisson", help=ARRIVALS_HELP)
-    add("--lengths", choices=LENGTHS, default="uniform", help=LENGTHS_HELP)
-    add(
-        "--prompt",
-        type=argument(Span.parse, SPAN_WANTED),
-        default=Span(16, 96),
-        help="prompt tokens, such as 16-96",
-    )
-    add(
-        "--output",
-        type=argument(Span.parse, SPAN_WANTED),
-        default=Span(16, 64),
-        help="output tokens, such as 16-64",
-    )
+    add_workload(parser)
     add("--trace", help="send this trace instead (JSON lines, see above)")
     add(
         "--respect-eos",
@@ -120,7 +97,6 @@ def options() -> argparse.ArgumentParser:
         default=600.0,
         help="seconds until a request counts as failed",
     )
-    add("--slo", type=argument(SLO.parse, SLO_WANTED), default=SLO(), help=SLO_HELP)
     add("--seed", type=int, default=0, help="of arrivals, lengths and words (default: 0)")
     add("--out", type=output_file, help="write the result as JSON")
     add("--quiet", action="store_true", help="no live progress")

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tinyserve.bench.arguments import argument, names_of, plot_file, positive_int, rates
+from tinyserve.bench.arguments import add_workload, names_of, plot_file, positive_int, rates
 from tinyserve.bench.common import (
     argument_parser,
     command,
@@ -35,15 +35,7 @@ from tinyserve.bench.common import (
     until_interrupted,
     write_json,
 )
-from tinyserve.bench.latency import (
-    SLO,
-    SLO_HELP,
-    SLO_WANTED,
-    Record,
-    is_too_short,
-    keeps_up,
-    summary,
-)
+from tinyserve.bench.latency import Record, is_too_short, keeps_up, summary
 from tinyserve.bench.replay import VirtualClock, replay
 from tinyserve.bench.simulate import (
     Fleet,
@@ -53,16 +45,7 @@ from tinyserve.bench.simulate import (
     round_robin,
     simulated_core,
 )
-from tinyserve.bench.workload import (
-    ARRIVALS,
-    ARRIVALS_HELP,
-    LENGTHS,
-    LENGTHS_HELP,
-    SPAN_WANTED,
-    Arrival,
-    Shape,
-    Span,
-)
+from tinyserve.bench.workload import Arrival, Shape, Span
 from tinyserve.config import SchedulerConfig, TinyServeConfig
 from tinyserve.engine.build import Engine, build_engine
 from tinyserve.engine.core import EngineCore
@@ -128,20 +111,7 @@ def options() -> argparse.ArgumentParser:
         default=",".join(POLICIES),
         help="which, separated by commas (default: all three)",
     )
-    add(
-        "--prompt",
-        type=argument(Span.parse, SPAN_WANTED),
-        default=Span(16, 96),
-        help="prompt tokens, such as 16-96",
-    )
-    add(
-        "--output",
-        type=argument(Span.parse, SPAN_WANTED),
-        default=Span(16, 64),
-        help="output tokens, such as 16-64",
-    )
-    add("--arrivals", choices=ARRIVALS, default="poisson", help=ARRIVALS_HELP)
-    add("--lengths", choices=LENGTHS, default="uniform", help=LENGTHS_HELP)
+    add_workload(parser)
     add("--max-num-seqs", type=int, default=16, help="as of `tinyserve serve` (default: 16)")
     add("--max-num-batched-tokens", type=int, default=512, help="likewise (default: 512)")
     add(
@@ -151,7 +121,6 @@ def options() -> argparse.ArgumentParser:
         help="likewise (default: the server's)",
     )
     add("--repeat", type=positive_int, default=1, help="rounds; medians are reported (default: 1)")
-    add("--slo", type=argument(SLO.parse, SLO_WANTED), default=SLO(), help=SLO_HELP)
     add("--simulate", action="store_true", help="virtual time, from measured step times")
     add("--replicas", type=positive_int, default=1, help="simulated servers behind one router")
     add("--router", choices=ROUTERS, default="least-loaded", help="how it shares out requests")

@@ -15,11 +15,6 @@ from dataclasses import dataclass, replace
 ARRIVALS = ("poisson", "burst", "steady", "together")
 LENGTHS = ("uniform", "chat")
 BURST_SIZE = 8
-ARRIVALS_HELP = (
-    f"poisson: at random; burst: {BURST_SIZE} at once; steady: evenly; together: all now"
-)
-SPAN_WANTED = "a span of lengths such as 16-96"
-LENGTHS_HELP = "uniform, or chat: mostly short, a few very long"
 
 
 @dataclass(frozen=True)
