@@ -157,7 +157,7 @@ TS_INLINE void amx_scale(const AmxRun& b, Fetch& fetch, const uint8_t* panel, co
   const int64_t group_bytes = amx_group_bytes(b.w);
   const Acts a = acts;
   vf acc[R];
-  each<R>([&](auto r) TS_LAMBDA { acc[r] = b.first == 0 ? zero() : load(c + r * LANES); });
+  begin(b.first == 0, c, acc);
   for (int g = 0; g < b.groups; ++g, sums += stride) {
     fetch.step();
     panel += group_bytes;
@@ -171,10 +171,10 @@ TS_INLINE void amx_scale(const AmxRun& b, Fetch& fetch, const uint8_t* panel, co
       pin(acc[r]);
     });
   }
-  each<R>([&](auto r) TS_LAMBDA { store(c + r * LANES, acc[r]); });
+  keep(acc, c);
 }
 
-// c[panel][MAX_BLOCK_ROWS][16] for the rows of a tile: what they and a run of groups add.
+// Adds to c[panel][MAX_BLOCK_ROWS][16], for the rows of a tile, what a run of groups makes of them.
 template <class T, bool TWO_PANELS>
 struct AmxTiles {
   AmxRun b;

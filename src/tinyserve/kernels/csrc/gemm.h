@@ -77,8 +77,8 @@ struct Block {
   bool first;  // sums begin at zero
 };
 template <int R>
-TS_INLINE void begin(const Block& b, const float* c, vf (&acc)[R]) {
-  each<R>([&](auto r) TS_LAMBDA { acc[r] = b.first ? zero() : load(c + r * LANES); });
+TS_INLINE void begin(bool first, const float* c, vf (&acc)[R]) {
+  each<R>([&](auto r) TS_LAMBDA { acc[r] = first ? zero() : load(c + r * LANES); });
 }
 template <int R>
 TS_INLINE void keep(const vf (&acc)[R], float* c) {
@@ -151,7 +151,7 @@ constexpr int FLOAT_STEP = 4;  // features between two looks at what to fetch
 template <int FORMAT, int R>
 TS_INLINE void float_tile(const Block& b, Fetch fetch, const float* x, int64_t stride, float* c) {
   vf acc[R];
-  begin(b, c, acc);
+  begin(b.first, c, acc);
   auto step = [&](int i, bool odd) TS_LAMBDA {
     const vf w = load_weights<FORMAT>(b.data, i, odd);
     each<R>([&](auto r) TS_LAMBDA { acc[r] = fma(set1(x[r * stride + i]), w, acc[r]); });
@@ -221,7 +221,7 @@ TS_INLINE void split_bf16(const float* x, uint8_t* q, int step, int r, int rows,
 template <int R>
 inline void bf16x3_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   vf acc[R];
-  begin(b, c, acc);
+  begin(b.first, c, acc);
   for (int step = 0; step < b.steps; ++step) {
     fetch.step();
     const uint8_t* weights = b.data + int64_t(step) * BF16_STEP * LANES * 2;
@@ -301,7 +301,7 @@ inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
   const int64_t step = WIDE ? U4_WIDE : group_bytes(w);
   vf acc[R];
-  begin(b, c, acc);
+  begin(b.first, c, acc);
   for (int g = 0; g < b.steps; ++g, panel += step) {
     fetch.step();
     __m256i s0[R], s1[R];
@@ -355,7 +355,7 @@ inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   const __m512i shifts = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi32(4), 1);
   const int64_t step = WIDE ? U4_WIDE : group_bytes(w);
   vf acc[R];
-  begin(b, c, acc);
+  begin(b.first, c, acc);
   for (int g = 0; g < b.steps; ++g, panel += step) {
     fetch.step();
     __m512i s[R];
@@ -414,7 +414,7 @@ inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   const uint8_t* panel = b.data;
   const int64_t step = WIDE ? U4_WIDE : group_bytes(w);
   vf acc[R];
-  begin(b, c, acc);
+  begin(b.first, c, acc);
   for (int g = 0; g < b.steps; ++g, panel += step) {
     fetch.step();
     vf total[R];
@@ -455,7 +455,7 @@ inline void u4_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   const uint8_t* panel = b.data;
   const int64_t step = WIDE ? U4_WIDE : group_bytes(w);
   vf acc[R];
-  begin(b, c, acc);
+  begin(b.first, c, acc);
   for (int g = 0; g < b.steps; ++g, panel += step) {
     fetch.step();
     int32_t sums[R][LANES] = {};
@@ -496,7 +496,7 @@ inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   const uint8_t* panel = b.data;
   const int64_t values = int64_t(LANES) * w.group;
   vf acc[R];
-  begin(b, c, acc);
+  begin(b.first, c, acc);
   for (int g = 0; g < b.steps; ++g, panel += group_bytes(w)) {
     fetch.step();
     __m256i s0[R], s1[R];
@@ -533,7 +533,7 @@ inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   const uint8_t* panel = b.data;
   const int64_t values = int64_t(LANES) * w.group;
   vf acc[R];
-  begin(b, c, acc);
+  begin(b.first, c, acc);
   for (int g = 0; g < b.steps; ++g, panel += group_bytes(w)) {
     fetch.step();
     __m512i s[R * SUMS];
@@ -567,7 +567,7 @@ inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   const uint8_t* panel = b.data;
   const int64_t values = int64_t(LANES) * w.group;
   vf acc[R];
-  begin(b, c, acc);
+  begin(b.first, c, acc);
   for (int g = 0; g < b.steps; ++g, panel += group_bytes(w)) {
     fetch.step();
     int32x4_t s[R][4];
@@ -606,7 +606,7 @@ inline void int8_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   const uint8_t* panel = b.data;
   const int64_t values = int64_t(LANES) * w.group;
   vf acc[R];
-  begin(b, c, acc);
+  begin(b.first, c, acc);
   for (int g = 0; g < b.steps; ++g, panel += group_bytes(w)) {
     fetch.step();
     int32_t sums[R][LANES] = {};
