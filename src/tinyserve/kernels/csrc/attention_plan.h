@@ -68,7 +68,7 @@ class AttentionPlanner {
     for (int seq = 0; seq < step_.num_seqs; ++seq) {
       const int first = step_.seq_starts[seq], tokens = tokens_of(seq);
       if (tokens <= tile_tokens_) continue;
-      for (int t = (tokens - 1) / tile_tokens_ * tile_tokens_; t >= 0; t -= tile_tokens_)  // longest first
+      for (int t = 0; t < tokens; t += tile_tokens_)
         add_whole(seq, first + t, std::min(tile_tokens_, tokens - t));
     }
   }

@@ -81,9 +81,7 @@ void linear(const Op& op, const Run& run, int task, uint8_t* scratch) {
   const float* x = op.in.data + block.first * op.in.stride;
   const int64_t bytes = panel_bytes(w);
   const int per_unit = op.silu_mul ? 2 : 1;
-  // Threads take tasks in turn: this one's next is likely to be as many further on as there are threads.
-  const int next_begin = begin + run.threads * grid.units_per_task;
-  const uint8_t* next_task = next_begin < grid.units ? w.data + next_begin * per_unit * bytes : nullptr;
+  const uint8_t* next_task = end < grid.units ? w.data + end * per_unit * bytes : nullptr;  // likely to be this thread's, too
 #if TS_HAVE_AMX
   std::optional<AmxShapes> shapes;
   if (block.layout.amx) shapes.emplace(w);
@@ -145,11 +143,11 @@ void add_rows(const Op& op, const Run& run, const RowRun& from, int first, int k
   }
 }
 
-// The keys of the task that comes as many later as there are threads: in turns, it is this thread's next.
+// The keys of the next task, which is likely to be this thread's, too.
 template <int FORMAT>
 Upcoming<FORMAT> upcoming(const Op& op, const Run& run, int task) {
   Upcoming<FORMAT> next;
-  const size_t number = (task + run.threads) / op.num_kv_heads;
+  const size_t number = (task + 1) / op.num_kv_heads;
   if (number >= run.plan->tasks.size() || run.kv->block_size != LANES || op.window > 0) return next;
   const AttentionTask& t = run.plan->tasks[number];
   const RowRun& rows = run.plan->runs[t.first_run];
@@ -157,7 +155,7 @@ Upcoming<FORMAT> upcoming(const Op& op, const Run& run, int task) {
   const int first = std::max(t.partition, 0) * PARTITION, last = run.step->positions[rows.first_row + rows.tokens - 1];
   const auto* k = (const typename KeyValues<FORMAT>::T*)run.kv->k;
   for (int p = first; p <= last && p < first + PARTITION; p += LANES)
-    next.keys[next.count++] = k + kv_unit(*run.kv, op.layer, (task + run.threads) % op.num_kv_heads, blocks[p / LANES]) * op.head_dim * LANES;
+    next.keys[next.count++] = k + kv_unit(*run.kv, op.layer, (task + 1) % op.num_kv_heads, blocks[p / LANES]) * op.head_dim * LANES;
   return next;
 }
 

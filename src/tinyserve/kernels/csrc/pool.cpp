@@ -115,7 +115,7 @@ class Pool {
   }
 
  private:
-  // The ticket: epoch (24 bits) | stage (20) | next task (20). Stage END: no job. `turnstile_` changes with every
+  // A ticket: epoch (24 bits) | stage (20) | next task of a share (20). Stage END: no job. `turnstile_` changes with every
   // stage and is what threads sleep on.
   static constexpr int TASK_BITS = 20;
   static constexpr uint64_t TASK_MASK = (1u << TASK_BITS) - 1;
@@ -143,36 +143,49 @@ class Pool {
     for (; stage < last && job->num_tasks(stage) <= 1; ++stage)
       if (job->num_tasks(stage) == 1) job->run(stage, 0, thread);
     const uint64_t next = stage < last ? stage : END;
-    ticket_.store((epoch_ << (2 * TASK_BITS)) | (next << TASK_BITS));
+    for (int i = active_.load() - 1; i >= 0; --i) tickets_[i].value.store((epoch_ << (2 * TASK_BITS)) | (next << TASK_BITS));
     turnstile_.fetch_add(1);
     gate_.wake(turnstile_);
   }
 
-  // Work on the current job until its last stage has ended.
+  // The first share is never empty: no stage ends before its last ticket is out.
+  static int64_t share_begin(int64_t num_tasks, int share, int shares) { return (num_tasks * share + shares - 1) / shares; }
+
+  // Work on the current job until its last stage has ended: on this thread's share of each stage, then on what others have left.
   void take_part(int thread) {
-    for (;;) {
-      const uint64_t ticket = ticket_.fetch_add(1, std::memory_order_acq_rel);
+    const int shares = active_.load(std::memory_order_relaxed);
+    int share = thread, exhausted = 0;  // shares in a row
+    for (uint64_t seen = 0;;) {
+      const uint64_t ticket = tickets_[share].value.fetch_add(1, std::memory_order_acq_rel);
       const uint64_t key = stage_key(ticket);
       const int stage = stage_of(key);
       if (stage == END) return;
       Job* job = job_.load(std::memory_order_relaxed);
-      const int num_tasks = job->num_tasks(stage);
-      const int task = static_cast<int>(ticket & TASK_MASK);
-      if (task >= num_tasks) {
+      const int64_t num_tasks = job->num_tasks(stage);
+      const int64_t task = share_begin(num_tasks, share, shares) + (ticket & TASK_MASK);
+      const bool is_new = key != seen;  // a stage that has begun while this thread was busy elsewhere
+      seen = key;
+      if (task < share_begin(num_tasks, share + 1, shares)) {
+        job->run(stage, static_cast<int>(task), thread);
+        if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_tasks) {
+          done_.store(0, std::memory_order_relaxed);
+          open_from(stage + 1, thread);
+        }
+        if (is_new) share = thread;
+        exhausted = 0;
+      } else if (++exhausted < shares) {
+        share = (share + 1) % shares;
+      } else {
         await(key);
-        continue;
-      }
-      job->run(stage, task, thread);
-      if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_tasks) {
-        done_.store(0, std::memory_order_relaxed);
-        open_from(stage + 1, thread);
+        share = thread;
+        exhausted = 0;
       }
     }
   }
 
-  // Wait until the ticket has left `key`: spin, then sleep.
+  // Wait until the tickets have left `key`: spin, then sleep.
   void await(uint64_t key) {
-    auto left = [&] { return stage_key(ticket_.load(std::memory_order_acquire)) != key; };
+    auto left = [&] { return stage_key(tickets_[0].value.load(std::memory_order_acquire)) != key; };
     const auto until = std::chrono::steady_clock::now() + SPIN;
     do {
       for (int i = 0; i < 64; ++i) {
@@ -191,7 +204,7 @@ class Pool {
     FloatMode mode;
     for (;;) {
       inside_.fetch_add(1);
-      const uint64_t key = stage_key(ticket_.load());
+      const uint64_t key = stage_key(tickets_[0].value.load());
       const bool joins = stage_of(key) != END && thread < active_.load();
       if (joins) take_part(thread);
       inside_.fetch_sub(1);
@@ -205,7 +218,10 @@ class Pool {
   std::atomic<int> last_{0};
   std::atomic<int> active_{0};
   uint64_t epoch_ = 0;
-  alignas(64) std::atomic<uint64_t> ticket_{uint64_t(END) << TASK_BITS};
+  struct alignas(64) Ticket {
+    std::atomic<uint64_t> value{uint64_t(END) << TASK_BITS};
+  };
+  Ticket tickets_[MAX_THREADS];  // the first is the last to change
   alignas(64) std::atomic<int> done_{0};
   alignas(64) std::atomic<uint32_t> turnstile_{0};
   std::atomic<int> inside_{0};

@@ -1,6 +1,7 @@
 // One process-wide thread pool. A job is a list of stages, each a number of independent tasks; a stage begins when
-// every task of the one before it has ended. Threads take tasks from one atomic ticket, so a thread that the
-// operating system has descheduled delays the others only while it holds a task.
+// every task of the one before it has ended. Each thread has a share of every stage, the same part of its tasks: what it
+// wrote in one stage is in its cache for the next. Who is done helps the others, so a thread that the operating system has
+// descheduled delays them only while it holds a task.
 #pragma once
 #include <cstdint>
 
