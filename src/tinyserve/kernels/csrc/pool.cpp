@@ -1,11 +1,13 @@
 #include "pool.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__linux__)
@@ -120,6 +122,7 @@ class Pool {
   static constexpr int TASK_BITS = 20;
   static constexpr uint64_t TASK_MASK = (1u << TASK_BITS) - 1;
   static constexpr int END = TASK_MASK;
+  static constexpr int MAX_SHARES = 8;  // a thread that is done looks at all of them
   static uint64_t stage_key(uint64_t ticket) { return ticket >> TASK_BITS; }
   static int stage_of(uint64_t key) { return static_cast<int>(key & TASK_MASK); }
 
@@ -143,43 +146,52 @@ class Pool {
     for (; stage < last && job->num_tasks(stage) <= 1; ++stage)
       if (job->num_tasks(stage) == 1) job->run(stage, 0, thread);
     const uint64_t next = stage < last ? stage : END;
-    for (int i = active_.load() - 1; i >= 0; --i) tickets_[i].value.store((epoch_ << (2 * TASK_BITS)) | (next << TASK_BITS));
+    for (int i = num_shares() - 1; i >= 0; --i) tickets_[i].value.store((epoch_ << (2 * TASK_BITS)) | (next << TASK_BITS));
     turnstile_.fetch_add(1);
     gate_.wake(turnstile_);
   }
 
+  int num_shares() const { return std::min(active_.load(std::memory_order_relaxed), MAX_SHARES); }
   // The first share is never empty: no stage ends before its last ticket is out.
   static int64_t share_begin(int64_t num_tasks, int share, int shares) { return (num_tasks * share + shares - 1) / shares; }
 
   // Work on the current job until its last stage has ended: on this thread's share of each stage, then on what others have left.
   void take_part(int thread) {
-    const int shares = active_.load(std::memory_order_relaxed);
-    int share = thread, exhausted = 0;  // shares in a row
+    const int shares = num_shares(), own = thread % shares;
+    int share = own, exhausted = 0, finished = 0;  // shares in a row; tasks that are not yet told
     for (uint64_t seen = 0;;) {
       const uint64_t ticket = tickets_[share].value.fetch_add(1, std::memory_order_acq_rel);
       const uint64_t key = stage_key(ticket);
       const int stage = stage_of(key);
       if (stage == END) return;
+      if (finished > 0 && key != seen) {  // of the stage before: it has yet to change
+        pause_cpu();
+        continue;
+      }
       Job* job = job_.load(std::memory_order_relaxed);
-      const int64_t num_tasks = job->num_tasks(stage);
+      const int num_tasks = job->num_tasks(stage);
       const int64_t task = share_begin(num_tasks, share, shares) + (ticket & TASK_MASK);
       const bool is_new = key != seen;  // a stage that has begun while this thread was busy elsewhere
       seen = key;
       if (task < share_begin(num_tasks, share + 1, shares)) {
         job->run(stage, static_cast<int>(task), thread);
-        if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == num_tasks) {
-          done_.store(0, std::memory_order_relaxed);
-          open_from(stage + 1, thread);
-        }
-        if (is_new) share = thread;
+        ++finished;
         exhausted = 0;
+        if (is_new) share = own;
+        continue;
+      }
+      const int told = std::exchange(finished, 0);
+      if (told > 0 && done_.fetch_add(told, std::memory_order_acq_rel) + told == num_tasks) {
+        done_.store(0, std::memory_order_relaxed);
+        open_from(stage + 1, thread);
       } else if (++exhausted < shares) {
         share = (share + 1) % shares;
+        continue;
       } else {
         await(key);
-        share = thread;
-        exhausted = 0;
       }
+      share = own;
+      exhausted = 0;
     }
   }
 
@@ -221,7 +233,7 @@ class Pool {
   struct alignas(64) Ticket {
     std::atomic<uint64_t> value{uint64_t(END) << TASK_BITS};
   };
-  Ticket tickets_[MAX_THREADS];  // the first is the last to change
+  Ticket tickets_[MAX_SHARES];  // the first is the last to change
   alignas(64) std::atomic<int> done_{0};
   alignas(64) std::atomic<uint32_t> turnstile_{0};
   std::atomic<int> inside_{0};
