@@ -147,14 +147,24 @@ TS_INLINE vf load_weights(const uint8_t* p, int64_t k, [[maybe_unused]] bool odd
 }
 
 constexpr int FLOAT_STEP = 4;  // features between two looks at what to fetch
+#if defined(TS_ISA_AVX512)
+constexpr int FLOAT_ROWS = 12, FLOAT_PANELS = 2;
+#else
+constexpr int FLOAT_ROWS = 6, FLOAT_PANELS = 1;
+#endif
 
-template <int FORMAT, int R>
-TS_INLINE void float_tile(const Block& b, Fetch fetch, const float* x, int64_t stride, float* c) {
-  vf acc[R];
-  begin(b.first, c, acc);
+// R rows times one or two panels, `panel_bytes` apart; c[panel][MAX_BLOCK_ROWS][16].
+template <int FORMAT, int R, int PANELS>
+TS_INLINE void float_tile(const Block& b, int64_t panel_bytes, Fetch fetch, const float* x, int64_t stride, float* c) {
+  vf acc[PANELS][R];
+  each<PANELS>([&](auto p) TS_LAMBDA { begin(b.first, c + p * MAX_BLOCK_ROWS * LANES, acc[p]); });
   auto step = [&](int i, bool odd) TS_LAMBDA {
-    const vf w = load_weights<FORMAT>(b.data, i, odd);
-    each<R>([&](auto r) TS_LAMBDA { acc[r] = fma(set1(x[r * stride + i]), w, acc[r]); });
+    vf w[PANELS];
+    each<PANELS>([&](auto p) TS_LAMBDA { w[p] = load_weights<FORMAT>(b.data + p * panel_bytes, i, odd); });
+    each<R>([&](auto r) TS_LAMBDA {
+      const vf factor = set1(x[r * stride + i]);
+      each<PANELS>([&](auto p) TS_LAMBDA { acc[p][r] = fma(factor, w[p], acc[p][r]); });
+    });
   };
   int i = 0;
   for (; i + FLOAT_STEP <= b.steps; i += FLOAT_STEP) {
@@ -162,24 +172,19 @@ TS_INLINE void float_tile(const Block& b, Fetch fetch, const float* x, int64_t s
     each<FLOAT_STEP>([&](auto u) TS_LAMBDA { step(i + u, u % 2); });
   }
   for (; i < b.steps; ++i) step(i, i % 2);
-  keep(acc, c);
+  each<PANELS>([&](auto p) TS_LAMBDA { keep(acc[p], c + p * MAX_BLOCK_ROWS * LANES); });
 }
 
-#if defined(TS_ISA_AVX512)
-constexpr int FLOAT_ROWS = 12;
-#else
-constexpr int FLOAT_ROWS = 6;
-#endif
-
-template <int FORMAT>
+template <int FORMAT, int PANELS>
 struct FloatTiles {
   Block b;
+  int64_t panel_bytes;
   const float* x;
   int64_t stride;
   float* c;
   template <int R>
   TS_INLINE void operator()(int row, const Fetch& fetch) const {
-    float_tile<FORMAT, R>(b, fetch, x + row * stride, stride, c + row * LANES);
+    float_tile<FORMAT, R, PANELS>(b, panel_bytes, fetch, x + row * stride, stride, c + row * LANES);
   }
 };
 

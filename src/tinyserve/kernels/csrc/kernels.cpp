@@ -86,19 +86,11 @@ void linear(const Op& op, const Run& run, int task, uint8_t* scratch) {
   std::optional<AmxShapes> shapes;
   if (block.layout.amx) shapes.emplace(w);
 #endif
-  const int last = end * per_unit, at_once = op.silu_mul || block.layout.amx ? 2 : 1;
+  const int last = end * per_unit, at_once = op.silu_mul ? 2 : panels_at_once(w, block.layout);
   for (int panel = begin * per_unit; panel < last; panel += at_once) {
-    const int count = std::min(at_once, last - panel);
-    auto panel_at = [&](int i) { return w.data + i * bytes; };
-    auto next_of = [&](int i) { return i + 1 < last ? panel_at(i + 1) : next_task; };
-    if (block.layout.amx) {
-#if TS_HAVE_AMX
-      amx_panels(w, panel_at(panel), count, next_of(panel + count - 1), acts, block.rows, c, wide);
-#endif
-    } else {
-      for (int i = 0; i < count; ++i)
-        run_panel(w, panel_at(panel + i), next_of(panel + i), x, op.in.stride, acts, block.rows, i == 0 ? c : up, wide);
-    }
+    const int count = std::min(at_once, last - panel), after = panel + count;
+    const uint8_t* next = after < last ? w.data + after * bytes : next_task;
+    run_panels(w, w.data + panel * bytes, count, next, x, op.in.stride, acts, block.layout, block.rows, c, wide);
     for (int i = 0; i < count / per_unit; ++i)
       for (int r = 0; r < block.rows; ++r)
         finish_unit(op, panel / per_unit + i, block.first + r, load((i == 0 ? c : up) + r * LANES), up + r * LANES);

@@ -1,5 +1,7 @@
 // A panel of weights over any number of rows: which tiles they meet, and how their activations lie for that.
 #pragma once
+#include <type_traits>
+
 #include "amx.h"
 #include "gemm.h"
 #include "tasks.h"
@@ -7,6 +9,7 @@
 namespace {
 
 constexpr int FLOAT_BLOCK = 128;       // features of a block: it and six rows of activations take half of L1
+constexpr int PAIR_FROM_ROWS = 32;     // of float panels: fewer rows wait for memory, which two streams make no faster
 constexpr int WIDEN_FROM_ROWS = 32;    // of a four-bit panel; two-byte weights gain from the second tile on
 
 // How the prepared activations of a block of rows lie (Acts), by the tiles that will read them.
@@ -88,22 +91,28 @@ struct Int8Tiles {
   }
 };
 
-template <int FORMAT>
-inline void float_panel(const Weight& w, const uint8_t* panel, const uint8_t* next, const float* x, int64_t stride, int rows, float* c,
-                        uint8_t* wide) {
-  constexpr int64_t bytes = LANES * (FORMAT == F32 ? 4 : 2);
-  for (int k = 0; k < w.k; k += FLOAT_BLOCK) {
-    const Block b = {w, panel + k * bytes, std::min(FLOAT_BLOCK, w.k - k), k == 0};
-    const Ahead ahead = {next ? next + k * bytes : nullptr, b.steps * bytes, std::max(1, b.steps / FLOAT_STEP)};
-    if (FORMAT == F32 || rows <= FLOAT_ROWS) {
-      in_tiles<FLOAT_ROWS>(rows, ahead, FloatTiles<FORMAT>{b, x + k, stride, c});
-    } else {
-      for (int i = 0; i < b.steps; i += 2) {
-        store((float*)wide + i * LANES, load_weights<FORMAT>(b.data, i, false));
-        if (i + 1 < b.steps) store((float*)wide + (i + 1) * LANES, load_weights<FORMAT>(b.data, i + 1, true));
-      }
-      in_tiles<FLOAT_ROWS>(rows, ahead, FloatTiles<F32>{{w, wide, b.steps, b.first}, x + k, stride, c});
+template <int FORMAT, int PANELS>
+inline void float_panels(const Weight& w, const uint8_t* panel, const uint8_t* next, const float* x, int64_t stride, int rows, float* c,
+                         uint8_t* wide) {
+  constexpr int64_t bytes = LANES * (FORMAT == F32 ? 4 : 2), wide_bytes = FLOAT_BLOCK * LANES * 4;
+  const bool widens = FORMAT != F32 && rows > FLOAT_ROWS;
+  const int most = FORMAT == F32 && PANELS == 2 ? w.k : FLOAT_BLOCK;
+  for (int k = 0; k < w.k; k += most) {
+    const Block b = {w, panel + k * bytes, std::min(most, w.k - k), k == 0};
+    const Ahead ahead = {next ? next + PANELS * k * bytes : nullptr, PANELS * b.steps * bytes, std::max(1, b.steps / FLOAT_STEP)};
+    if (!widens) {
+      in_tiles<FLOAT_ROWS>(rows, ahead, FloatTiles<FORMAT, PANELS>{b, panel_bytes(w), x + k, stride, c});
+      continue;
     }
+    for (int p = 0; p < PANELS; ++p) {
+      const uint8_t* from = b.data + p * panel_bytes(w);
+      float* to = (float*)(wide + p * wide_bytes);
+      for (int i = 0; i < b.steps; i += 2) {
+        store(to + i * LANES, load_weights<FORMAT>(from, i, false));
+        if (i + 1 < b.steps) store(to + (i + 1) * LANES, load_weights<FORMAT>(from, i + 1, true));
+      }
+    }
+    in_tiles<FLOAT_ROWS>(rows, ahead, FloatTiles<F32, PANELS>{{w, wide, b.steps, b.first}, wide_bytes, x + k, stride, c});
   }
 }
 
@@ -115,17 +124,41 @@ inline void integer_panel(const Weight& w, const uint8_t* panel, const Ahead& ah
   in_tiles<U4_ROWS>(rows, ahead, U4Tiles<true>{{w, wide, groups, true}, a, c});
 }
 
-// c[rows][16] = activations x panel. `x` for float weights, `a` for integer ones; `next` is the panel to prefetch,
-// or 0; `wide` is scratch for widened weights.
-inline void run_panel(const Weight& w, const uint8_t* panel, const uint8_t* next, const float* x, int64_t x_stride,
-                      const Acts& a, int rows, float* c, uint8_t* wide) {
+// c[rows][16] = activations x panel, for weights whose activations are prepared; `next` is the panel to prefetch, or 0.
+inline void act_panel(const Weight& w, const uint8_t* panel, const uint8_t* next, const Acts& a, int rows, float* c, uint8_t* wide) {
+  if (w.format != BF16X3) return integer_panel(w, panel, {next, panel_bytes(w), w.k / w.group}, a, rows, c, wide);
+  const int steps = w.k / BF16_STEP;
+  in_tiles<BF16X3_ROWS>(rows, {next, panel_bytes(w), steps}, Bf16x3Tiles{{w, panel, steps, true}, a, c});
+}
+
+// Panels that are multiplied together: what is loaded of activations is used for both.
+TS_INLINE int panels_at_once(const Weight& w, const Layout& layout) {
+  if (layout.amx) return 2;
+  return act_bytes(w) ? 1 : FLOAT_PANELS;
+}
+
+// c[panel][MAX_BLOCK_ROWS][16] = activations x one or two panels: `x` for float weights, `a` for others. `next` is what follows
+// them and is to be prefetched, or 0; `wide` is scratch for widened weights.
+inline void run_panels(const Weight& w, const uint8_t* panel, int panels, const uint8_t* next, const float* x, int64_t x_stride,
+                       const Acts& a, const Layout& layout, int rows, float* c, uint8_t* wide) {
+#if TS_HAVE_AMX
+  if (layout.amx) return amx_panels(w, panel, panels, next, a, rows, c, wide);
+#endif
+  const int64_t bytes = panel_bytes(w);
+  auto floats = [&](auto format) TS_LAMBDA {
+    constexpr int FORMAT = decltype(format)::value;
+    if (panels == FLOAT_PANELS && rows >= PAIR_FROM_ROWS) return float_panels<FORMAT, FLOAT_PANELS>(w, panel, next, x, x_stride, rows, c, wide);
+    for (int i = 0; i < panels; ++i)
+      float_panels<FORMAT, 1>(w, panel + i * bytes, i + 1 < panels ? panel + (i + 1) * bytes : next, x, x_stride, rows,
+                              c + i * MAX_BLOCK_ROWS * LANES, wide);
+  };
   switch (w.format) {
-    case F32: return float_panel<F32>(w, panel, next, x, x_stride, rows, c, wide);
-    case F16: return float_panel<F16>(w, panel, next, x, x_stride, rows, c, wide);
-    case BF16: return float_panel<BF16>(w, panel, next, x, x_stride, rows, c, wide);
-    case BF16X3: return in_tiles<BF16X3_ROWS>(rows, {next, panel_bytes(w), w.k / BF16_STEP}, Bf16x3Tiles{{w, panel, w.k / BF16_STEP, true}, a, c});
-    case INT8:
-    case U4: return integer_panel(w, panel, {next, panel_bytes(w), w.k / w.group}, a, rows, c, wide);
+    case F32: return floats(std::integral_constant<int, F32>());
+    case F16: return floats(std::integral_constant<int, F16>());
+    case BF16: return floats(std::integral_constant<int, BF16>());
+    default:
+      for (int i = 0; i < panels; ++i)
+        act_panel(w, panel + i * bytes, i + 1 < panels ? panel + (i + 1) * bytes : next, a, rows, c + i * MAX_BLOCK_ROWS * LANES, wide);
   }
 }
 

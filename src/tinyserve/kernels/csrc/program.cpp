@@ -122,7 +122,7 @@ int64_t scratch_bytes(const std::vector<Op>& ops) {
       int64_t bytes = 2 * MAX_BLOCK_ROWS * PANEL * 4;
       const bool is_integer = op.weight.format == INT8 || op.weight.format == U4;
       if (is_integer) bytes += std::max<int64_t>(PANEL * (op.weight.k + 8 * (op.weight.k / op.weight.group)), AMX_WIDE);
-      else bytes += WIDE_FEATURES * PANEL * 4;
+      else bytes += 2 * WIDE_FEATURES * PANEL * 4;
       most = std::max(most, bytes);
     } else if (op.kind == ATTENTION) {
       const int64_t dp = padded16(op.head_dim);
