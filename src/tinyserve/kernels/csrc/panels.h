@@ -140,7 +140,7 @@ TS_INLINE int panels_at_once(const Weight& w, const Layout& layout) {
 // c[panel][MAX_BLOCK_ROWS][16] = activations x one or two panels: `x` for float weights, `a` for others. `next` is what follows
 // them and is to be prefetched, or 0; `wide` is scratch for widened weights.
 inline void run_panels(const Weight& w, const uint8_t* panel, int panels, const uint8_t* next, const float* x, int64_t x_stride,
-                       const Acts& a, const Layout& layout, int rows, float* c, uint8_t* wide) {
+                       const Acts& a, [[maybe_unused]] const Layout& layout, int rows, float* c, uint8_t* wide) {
 #if TS_HAVE_AMX
   if (layout.amx) return amx_panels(w, panel, panels, next, a, rows, c, wide);
 #endif
