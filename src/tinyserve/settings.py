@@ -88,25 +88,28 @@ def setting(
     kind: str | None = None,
     choices: tuple[str, ...] = (),
     aliases: Mapping[str, str] | None = None,
-    **limits: Any,
+    low: float | None = None,
+    high: float | None = None,
+    unit: str | None = None,
+    secret: bool = False,
 ) -> Any:
-    """Declare a setting as a dataclass field. `limits` may hold low, high, and unit.
+    """Declare a setting as a dataclass field; see `Setting`.
 
     `flags` lists the command-line spellings, separated by spaces; the default is the name in kebab
     case.
     """
     metadata = {
-        "secret": limits.get("secret", False),
         "help": help,
         "flags": tuple(flags.split()),
         "kind": kind,
         "choices": choices,
         "aliases": aliases or {},
-        "low": limits.get("low"),
-        "high": limits.get("high"),
-        "unit": limits.get("unit"),
+        "low": low,
+        "high": high,
+        "unit": unit,
+        "secret": secret,
     }
-    return dataclasses.field(default=default, metadata=metadata, repr=not metadata["secret"])
+    return dataclasses.field(default=default, metadata=metadata, repr=not secret)
 
 
 @functools.cache
@@ -190,8 +193,6 @@ def _convert(declared: Setting, value: Any) -> Any:
             value = float(value)
         except OverflowError:
             raise _wrong(declared, value) from None
-    if kind == "str" and isinstance(value, os.PathLike):
-        value = os.fspath(value)
     wanted: dict[str, type] = {"bool": bool, "float": float, "str": str, "mapping": dict}
     right = isinstance(value, wanted.get(kind, int))
     if not right or (isinstance(value, bool) and kind != "bool"):
