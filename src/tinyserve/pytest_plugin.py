@@ -10,6 +10,7 @@ Costs a test run that does not use it nothing: no server code is imported here.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -104,8 +105,8 @@ def tinyserve_server(
     except StartError as error:
         pytest.fail(str(error), pytrace=False)
     try:
-        names = _get_json(url, "/v1/models")
-        yield TinyserveServer(url, names["data"][0]["id"], log_path)
+        _, models = _get(url, "/v1/models", timeout_s=30)
+        yield TinyserveServer(url, json.loads(models)["data"][0]["id"], log_path)
     finally:
         stop_server(process)
 
@@ -119,6 +120,7 @@ def start_server(
     """
     for attempt in range(1, PORT_TRIES + 1):
         port = _free_port()
+        url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-c", PROGRAM, "serve", *arguments]
         command += ["--host", "127.0.0.1", "--port", str(port)]
         with log_path.open("wb") as log:
@@ -126,8 +128,8 @@ def start_server(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment()
             )
         try:
-            _wait_until_ready(process, port, log_path, timeout_s)
-            return process, f"http://127.0.0.1:{port}"
+            _wait_until_ready(process, url, log_path, timeout_s)
+            return process, url
         except BaseException as error:
             stop_server(process)
             was_taken = isinstance(error, StartError) and "cannot listen on" in str(error)
@@ -149,10 +151,10 @@ def stop_server(process: subprocess.Popen[bytes]) -> None:
 
 
 def _wait_until_ready(
-    process: subprocess.Popen[bytes], port: int, log_path: Path, timeout_s: float
+    process: subprocess.Popen[bytes], url: str, log_path: Path, timeout_s: float
 ) -> None:
     deadline = time.monotonic() + timeout_s
-    while _health(port) != 200:
+    while not _is_healthy(url):
         code = process.poll()
         if code is not None:
             raise StartError(f"tinyserve ended with exit code {code}\n{_tail(log_path)}")
@@ -161,28 +163,23 @@ def _wait_until_ready(
         time.sleep(0.02)
 
 
-def _health(port: int) -> int | None:
-    """The status of /health, None where nobody listens."""
-    import http.client
-
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+def _is_healthy(url: str) -> bool:
     try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status
-    except OSError:
-        return None
-    finally:
-        connection.close()
+        status, _ = _get(url, "/health", timeout_s=5)
+    except OSError:  # nobody listens yet
+        return False
+    return status == 200
 
 
-def _get_json(url: str, path: str) -> Any:
+def _get(url: str, path: str, *, timeout_s: float) -> tuple[int, bytes]:
+    """The status and the body of an answer, without the shell's proxies."""
     import http.client
-    import json
 
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=timeout_s)
     try:
         connection.request("GET", path)
-        return json.loads(connection.getresponse().read())
+        response = connection.getresponse()
+        return response.status, response.read()
     finally:
         connection.close()
 
