@@ -10,7 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tinyserve.text.reasoning import ThinkReader
+    from tinyserve.text.tool_reader import CallReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,57 +83,15 @@ class Message:
         return cls("".join(texts), "".join(thoughts), whole)
 
 
-class ReasoningReader(Protocol):
-    """Tells thinking from answer: the first stage of a parser."""
-
-    @property
-    def is_reasoning(self) -> bool:
-        """Whether the text read so far ends inside the thinking."""
-        ...
-
-    @property
-    def end(self) -> int | None:
-        """How many characters belong to the thinking, markers included; None until known."""
-        ...
-
-    def push(self, text: str) -> tuple[str, str]:
-        """(thinking, answer) that became certain, in this order."""
-        ...
-
-    def flush(self) -> tuple[str, str]:
-        """What was held back, at the end of the text."""
-        ...
-
-
-class ToolReader(Protocol):
-    """Tells tool calls from text: the second stage of a parser."""
-
-    @property
-    def num_calls(self) -> int:
-        """How many calls have begun."""
-        ...
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether the text has ended inside the arguments of a call."""
-        ...
-
-    def push(self, text: str) -> list[Part]:
-        """The parts that became certain."""
-        ...
-
-    def flush(self) -> list[Part]:
-        """What was held back, at the end of the text."""
-        ...
-
-
 class MessageParser:
-    """Reads one message. Without a reasoning and a tool reader all of it is text."""
+    """Reads one message: `reasoning` tells thinking from answer, then `tools` calls from text.
+    Without them all of it is text.
+    """
 
     __slots__ = ("_reasoning", "_tools")
 
     def __init__(
-        self, *, reasoning: ReasoningReader | None = None, tools: ToolReader | None = None
+        self, *, reasoning: ThinkReader | None = None, tools: CallReader | None = None
     ) -> None:
         self._reasoning = reasoning
         self._tools = tools

@@ -1,7 +1,7 @@
 """Thinking: telling it from the answer, in models that write <think>...</think> before they answer.
 
-Off unless asked for (`--reasoning-parser`). White space around the thinking
-belongs to the markers and is not shown.
+Off unless asked for (`--reasoning-parser`). White space around the thinking belongs to the markers
+and is not shown.
 """
 
 from __future__ import annotations
@@ -15,26 +15,23 @@ class ThinkReader:
     """Splits one message into thinking and answer.
 
     `is_open`: the message begins inside the thinking. Else thinking is what a message begins with
-    between the two markers; a marker later on is text.
+    between the two markers; a marker later on is text. `end`: how many characters the thinking
+    takes, with its markers; None until that is known.
     """
 
-    __slots__ = ("_end", "_has_thought", "_held", "_length", "_state")
+    __slots__ = ("_has_thought", "_held", "_length", "_state", "end")
 
     def __init__(self, *, is_open: bool) -> None:
         self._state = "opening" if is_open else "start"
         self._held = ""
         self._has_thought = False
         self._length = 0  # characters read
-        self._end: int | None = None
+        self.end: int | None = None
 
     @property
     def is_reasoning(self) -> bool:
+        """Whether the text read so far ends inside the thinking."""
         return self._state in ("opening", "thinking")
-
-    @property
-    def end(self) -> int | None:
-        """How many characters the thinking takes, with its markers; None until that is known."""
-        return self._end
 
     def push(self, text: str) -> tuple[str, str]:
         """(thinking, answer) that became certain."""
@@ -70,7 +67,7 @@ class ThinkReader:
         if self._state == "opening":
             self._state = "thinking"
         else:
-            self._state, self._end = "answer", 0
+            self._state, self.end = "answer", 0
         return text
 
     def _think(self, text: str) -> tuple[str, str]:
@@ -81,7 +78,7 @@ class ThinkReader:
         if at >= 0:
             self._state = "space"
             rest = text[at + len(CLOSER) :]
-            self._end = self._length - len(rest)
+            self.end = self._length - len(rest)
             return text[:at].rstrip(), rest
         shown = len(text[: len(text) - num_held(text, (CLOSER,))].rstrip())
         self._held = text[shown:]
@@ -101,25 +98,21 @@ class ThinkReader:
 class ThinkingSplit:
     """Cuts a message, as it was written, in two: its thinking with all that surrounds it, and its
     answer. `before` is read first, and belongs to the message but not to what is pushed.
+    `is_answer`: the thinking is over.
     """
 
-    __slots__ = ("_held", "_is_answer", "_num_read", "_reader")
+    __slots__ = ("_held", "_num_read", "_reader", "is_answer")
 
     def __init__(self, *, is_open: bool, before: str = "") -> None:
         self._reader = ThinkReader(is_open=is_open)
         self._reader.push(before)
         self._num_read = len(before)  # characters that went before what is held
         self._held = ""
-        self._is_answer = False
-
-    @property
-    def is_answer(self) -> bool:
-        """Whether the thinking is over."""
-        return self._is_answer
+        self.is_answer = False
 
     def push(self, text: str) -> tuple[str, str]:
         """(thinking, answer) that became certain: together, all that was pushed, in this order."""
-        if self._is_answer:
+        if self.is_answer:
             return "", text
         self._held += text
         self._reader.push(text)
@@ -132,7 +125,7 @@ class ThinkingSplit:
         thinking = self._held[: len(self._held) - len(answer)]
         self._num_read += len(thinking)
         self._held = ""
-        self._is_answer = end == 0 or bool(answer)
+        self.is_answer = end == 0 or bool(answer)
         return thinking, answer
 
     def flush(self) -> str:

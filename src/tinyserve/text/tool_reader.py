@@ -27,7 +27,8 @@ class CallReader:
 
     Calls beyond `max_calls` are left out. A call of any other function is passed on, for the client
     to answer; but where no marker announced it, it is text. With `demands_calls`, what is held back
-    at the end of a message is dropped: it can only be a call cut off.
+    at the end of a message is dropped: it can only be a call cut off. `num_calls` have begun;
+    `is_cut`: the text has ended inside the arguments of one.
     """
 
     def __init__(
