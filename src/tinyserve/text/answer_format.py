@@ -12,13 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tinyserve.errors import RequestError
+from tinyserve.text.grammar_source import SpecialId
 from tinyserve.text.grammar_spec import GrammarSpec
 from tinyserve.text.messages import Message, MessageParser
 from tinyserve.text.normalise import content_text
 from tinyserve.text.reasoning import CLOSER, OPENER, ThinkingSplit, ThinkReader
 from tinyserve.text.tokenizer import Tokenizer
 from tinyserve.text.tool_formats import ToolFormat, detect_tool_format
-from tinyserve.text.tool_grammar import SpecialId, calls_grammar
+from tinyserve.text.tool_grammar import calls_grammar
 from tinyserve.text.tool_reader import CallReader
 from tinyserve.text.tool_use import ToolUse
 

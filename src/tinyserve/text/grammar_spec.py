@@ -24,9 +24,6 @@ Kind = Literal["json_schema", "json_object", "regex", "choice", "lark"]
 
 _CONSTRAINTS = ("json", "json_object", "regex", "choice", "grammar")
 _WHITESPACE = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties")
-_UNSUPPORTED = {
-    "structural_tag": "structural tags are not supported; use json, or tools",
-}
 
 
 @dataclass(frozen=True)
@@ -60,8 +57,11 @@ def spec_of_options(options: Mapping[str, Any], param: str) -> GrammarSpec | Non
     if given.get("json_object") is False:
         del given["json_object"]
     for name in given:
-        if name in _UNSUPPORTED:
-            raise RequestError(f"{param}.{name}: {_UNSUPPORTED[name]}", param=f"{param}.{name}")
+        if name == "structural_tag":
+            raise RequestError(
+                f"{param}.{name}: structural tags are not supported; use json, or tools",
+                param=f"{param}.{name}",
+            )
         if name not in (*_CONSTRAINTS, *_WHITESPACE, "disable_fallback", "backend"):
             raise RequestError(f"{param} has no option {name!r}", param=f"{param}.{name}")
     named = [name for name in _CONSTRAINTS if name in given]
@@ -181,9 +181,7 @@ class JsonStyle:
     @property
     def options(self) -> dict[str, Any]:
         """llguidance's JSON options, as a schema's `x-guidance` holds them."""
-        if self.is_compact:
-            return {"whitespace_flexible": False}
-        if self.whitespace_pattern == "":
+        if self.is_compact or self.whitespace_pattern == "":
             return {"whitespace_flexible": False}
         if self.whitespace_pattern is not None:
             return {"whitespace_pattern": self.whitespace_pattern}

@@ -171,17 +171,14 @@ MISTRAL = ToolFormat(
     more_markers=("[ARGS]", "[CALL_ID]"),
     new_id=mistral_id,
 )
-MISTRAL_ARGS = ToolFormat(
-    name="mistral",
-    openers=("[TOOL_CALLS]",),
-    closers=(),
-    read=_read_mistral,
+MISTRAL_ARGS = replace(
+    MISTRAL,
     call=("[TOOL_CALLS]", "[ARGS]", ""),
+    first="",
+    separator="",
+    last="",
     is_name_quoted=False,
-    more_markers=("[ARGS]", "[CALL_ID]"),
-    new_id=mistral_id,
 )
-
 QWEN3_CODER = ToolFormat(
     name="qwen3_coder",
     openers=("<tool_call>", FUNCTION),

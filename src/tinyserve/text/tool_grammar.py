@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tinyserve.errors import RequestError
+from tinyserve.text.grammar_source import SpecialId
 from tinyserve.text.tool_formats import ToolFormat
 from tinyserve.text.tool_notations import as_json_rules, as_python_rules, as_xml_rules
 from tinyserve.text.tool_schema import arguments_schema
@@ -23,8 +24,6 @@ _NOTATIONS: Mapping[str, Callable[[str, Mapping[str, Any]], list[str]]] = {
     "xml": as_xml_rules,
     "python": as_python_rules,
 }
-
-SpecialId = Callable[[str], int | None]
 
 
 def calls_grammar(
