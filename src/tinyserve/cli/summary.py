@@ -8,6 +8,7 @@ its own, so that nobody waits for it.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Iterator
 
@@ -83,12 +84,7 @@ def parameters(config: ModelConfig) -> str:
     """How many, as people say it: 135 M, 1.5 B."""
     from tinyserve.models.layout import tensor_shapes
 
-    count = 0
-    for shape in tensor_shapes(config).values():
-        size = 1
-        for extent in shape:
-            size *= extent
-        count += size
+    count = sum(map(math.prod, tensor_shapes(config).values()))
     for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if count >= unit:
             return f"{count / unit:.3g} {name}"

@@ -9,6 +9,7 @@ Format: the GGUF specification of ggml (docs/gguf.md), versions 2 and 3, little-
 
 from __future__ import annotations
 
+import math
 import mmap
 import struct
 from collections.abc import Collection
@@ -80,18 +81,13 @@ class StringArray:
                 offsets[place] = text
                 place = self.data.find(stored, place + 1, self.end)
         found: dict[str, int] = {}
-        position, last, data, length = (
-            self.start,
-            max(offsets, default=-1),
-            self.data,
-            _U64.unpack_from,
-        )
+        position, last = self.start, max(offsets, default=-1)
         for index in range(self.count):
             if position > last:
                 break
             if position in offsets:
                 found.setdefault(offsets[position], index)
-            position += 8 + length(data, position)[0]
+            position += 8 + _U64.unpack_from(self.data, position)[0]
         return found
 
 
@@ -128,10 +124,7 @@ class TensorInfo:
 
     @property
     def num_bytes(self) -> int:
-        rows = 1
-        for size in self.shape[:-1]:
-            rows *= size
-        return rows * self.row_bytes
+        return math.prod(self.shape[:-1]) * self.row_bytes
 
     def rows(self, name: str, start: int, count: int) -> TensorInfo:
         """A part of the first dimension as a tensor of its own."""

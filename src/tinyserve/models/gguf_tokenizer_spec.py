@@ -7,6 +7,7 @@ costs nothing.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from numpy.typing import NDArray
@@ -72,7 +73,8 @@ def read_eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def _vocab_reader(metadata: Metadata) -> Any:
+def _vocab_reader(metadata: Metadata) -> Callable[[], GGUFVocab]:
+    """What reads the vocabulary, whose keys are checked now."""
     model = metadata.need("tokenizer.ggml.model", str)
     texts = {name: metadata.strings(f"tokenizer.ggml.{name}") for name in ("tokens", "merges")}
     numbers = {

@@ -69,10 +69,8 @@ def read_model_config(data: Json, source: str) -> ModelConfig:
     """
     architecture = _architecture(data, source)
     _refuse_variants(data, source)
-    hidden_size, num_heads = (
-        need_count(data, "hidden_size", source),
-        need_count(data, "num_attention_heads", source),
-    )
+    hidden_size = need_count(data, "hidden_size", source)
+    num_heads = need_count(data, "num_attention_heads", source)
     num_layers = need_count(data, "num_hidden_layers", source)
     # null means as many as attention heads; Mistral's class has 8 where nothing is said.
     is_said = architecture != "MistralForCausalLM" or "num_key_value_heads" in data
