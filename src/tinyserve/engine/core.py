@@ -260,7 +260,7 @@ class EngineCore:
         if token.is_nan:
             self._num_corrupted += 1
             return TinyServeError(
-                f"request {job.request.request_id!r}: the model's logits are not numbers (NaN)"
+                f"request {job.request_id!r}: the model's logits are not numbers (NaN)"
             )
         return RequestError(
             "no token may come next: the request's grammar, allowed_token_ids, bad_words, "
@@ -283,7 +283,7 @@ class EngineCore:
             return
         self._scheduler.remove(seq)
         seq.finish_reason = reason
-        request_id = seq.job.request.request_id
-        if all(other.status is Status.FINISHED for other in seq.job.sequences):
-            self._jobs.pop(request_id, None)
-            seq.job.forget()
+        job = seq.job
+        if all(other.status is Status.FINISHED for other in job.sequences):
+            self._jobs.pop(job.request_id, None)
+            job.forget()

@@ -21,6 +21,7 @@ with ids that this model does not have, or longer than its context, gets no draf
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,15 +53,13 @@ class Shadow:
         """Drop drafts that were not accepted; returns the number of tokens that are kept. The last
         known token is computed again if need be: the next draft is drawn from its row.
         """
-        new = token_ids[self.num_known : self.num_known + len(self.fed)]
-        same = next(
-            (i for i, (a, b) in enumerate(zip(new, self.fed, strict=False)) if a != b), None
-        )
-        self.num_known = min(
-            self.num_known + (min(len(new), len(self.fed)) if same is None else same),
-            len(token_ids) - 1,
-        )
+        known = self.num_known
+        for fed, token_id in zip(self.fed, token_ids[known:], strict=False):
+            if fed != token_id:
+                break
+            known += 1
         self.fed = []
+        self.num_known = min(known, len(token_ids) - 1)
         return self.num_known
 
 
@@ -151,10 +150,8 @@ class DraftModelProposer:
         if size >= self.limits.logits_size:
             return True
         job, params = seq.job, seq.job.params
-        named = (
-            *(seq.token_ids, params.logit_bias, params.allowed_token_ids or (), job.stop_ids),
-            *job.request.bad_words_ids,
-        )
+        named: list[Iterable[int]] = [seq.token_ids, params.logit_bias, job.stop_ids]
+        named += [params.allowed_token_ids or (), *job.request.bad_words_ids]
         return all(max(ids, default=0) < size for ids in named)
 
     def _shadow(self, seq: Sequence, most: int, busy: set[int]) -> Shadow | None:

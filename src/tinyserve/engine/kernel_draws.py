@@ -44,12 +44,8 @@ def draw_of(row: SampleRow, logits_row: int, vocab_size: int) -> Draw:
         draw.target = row.target
         return draw
     if not p.is_greedy:
-        draw.temperature, draw.top_p, draw.top_k, draw.min_p = (
-            p.temperature,
-            p.top_p,
-            p.top_k,
-            p.min_p,
-        )
+        draw.temperature, draw.min_p = p.temperature, p.min_p
+        draw.top_k, draw.top_p = p.top_k, p.top_p
     if row.banned_ids:
         draw.banned_ids = _ids(row.banned_ids)
     if row.mask is not None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -184,8 +183,10 @@ class LLM:
         self, prompt: str | Mapping[str, Any] | Iterable[int], params: Params = None
     ) -> Stream:
         """What `generate` would return for one prompt, as it comes. Close it to stop early."""
-        (text,) = _only(prompts_of(prompt, param="prompt"))
-        ids = self._intake.encode(text)
+        texts = prompts_of(prompt, param="prompt")
+        if len(texts) != 1:
+            raise RequestError("stream takes one prompt", param="prompt")
+        ids = self._intake.encode(texts[0])
         settled = self._params(params, len(ids), {"max_tokens": COMPLETION_MAX_TOKENS})
         request = self._intake.request(self._next_id(), ids, settled, continues=True)
         return Stream(self._core, request)
@@ -217,12 +218,7 @@ class LLM:
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     @property
@@ -264,12 +260,6 @@ class LLM:
 
     def _next_id(self) -> str:
         return f"llm-{next(self._ids)}"
-
-
-def _only(prompts: list[Any]) -> list[Any]:
-    if len(prompts) != 1:
-        raise RequestError("stream takes one prompt", param="prompt")
-    return prompts
 
 
 def _configured(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -124,14 +125,13 @@ class ModelRunner:
             self._states = self._compile_rows(self.decoder.states)
         return self._states.run(_with_rows(batch, rows))
 
-    def note_process(self, report: Mapping[str, Any] | None = None) -> None:
+    def note_process(self, report: Mapping[str, Any]) -> None:
         """Measure what the process holds besides what `report` lists: interpreter, libraries,
-        tokenizer. By default that is `memory_report`.
+        tokenizer.
 
         Call it once everything is loaded. From then on the touched bytes of the report add up to
         the process's resident memory.
         """
-        report = self.memory_report() if report is None else report
         known = sum(item["touched"] for item in report.values())
         self.process_bytes = max(0, resident_memory() - known)
 
@@ -240,11 +240,7 @@ class StepLogits:
 
 def _with_rows(batch: Batch, rows: I32) -> Batch:
     """The same batch asking for the logits of other token rows."""
-    return Batch(
-        *(batch.token_ids, batch.positions, batch.slots),
-        *(batch.seq_starts, batch.block_ids, batch.block_starts),
-        logit_rows=rows,
-    )
+    return replace(batch, logit_rows=rows, prepared=None)
 
 
 def _is_finite(x: F32) -> bool:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from dataclasses import dataclass
+from operator import attrgetter
 
 from tinyserve.config import SchedulerConfig
 from tinyserve.engine.plan import Chunk, StepPlan
@@ -33,6 +34,7 @@ from tinyserve.kv.manager import KVManager
 from tinyserve.spec.drafter import Drafter
 from tinyserve.spec.proposer import NO_DRAFT, Draft
 
+_order = attrgetter("order")
 MIN_SHARE = 16  # tokens; a chunk smaller than this is not worth a prompt's turn
 
 
@@ -313,10 +315,6 @@ class Scheduler:
         self._chunks.append(Chunk(seq.seq_id, start, tokens, block_ids, num_logits, len(drafts)))
         self._seqs.append(seq)
         seq.step = self._step
-
-
-def _order(seq: Sequence) -> tuple[int, float, int]:
-    return seq.order
 
 
 def _delete(sequences: list[Sequence], seq: Sequence) -> None:

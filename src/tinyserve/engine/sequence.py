@@ -58,7 +58,7 @@ class Sequence:
         self.choice = choice
         self.text = request.text() if request.text is not None else None
         self.grammar = request.grammar() if request.grammar is not None else None
-        self.order = (job.request.priority, job.request.arrival, seq_id)
+        self.order = (request.priority, request.arrival, seq_id)
         self.token_ids = list(job.prompt_ids)
         self.output_ids: list[int] = []
         self.num_computed = 0
@@ -103,5 +103,5 @@ class Sequence:
     def __repr__(self) -> str:
         return (
             f"<Sequence {self.seq_id} {self.status.name.lower()} "
-            f"{self.num_computed}/{self.num_known} of {self.job.request.request_id!r}>"
+            f"{self.num_computed}/{self.num_known} of {self.job.request_id!r}>"
         )

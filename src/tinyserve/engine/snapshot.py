@@ -69,7 +69,7 @@ def take_snapshot(jobs: Iterable[Job], kv: KVManager, stats: EngineStats) -> Eng
 def _state_of(seq: Sequence) -> SequenceState:
     job = seq.job
     return SequenceState(
-        request_id=job.request.request_id,
+        request_id=job.request_id,
         choice=seq.choice,
         client=job.request.client,
         status=seq.status.name.lower(),

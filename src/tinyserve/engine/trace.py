@@ -116,7 +116,7 @@ class TraceRecorder:
 
 
 def _key(seq: Sequence) -> Key:
-    return seq.job.request.request_id, seq.choice
+    return seq.job.request_id, seq.choice
 
 
 def _is_first(seq: Sequence, chunk: Chunk) -> bool:

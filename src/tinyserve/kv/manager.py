@@ -257,7 +257,7 @@ class KVManager:
             self._check_table(table)
             for block in table.blocks:
                 refs[block] = refs.get(block, 0) + 1
-        self._allocator.check(refs, self._cache.parked.union(self._held))
+        self._allocator.check(refs, {*self._cache.parked_in_order(), *self._held})
         self._cache.check(lambda block: block in refs)
         self.arena.check([slot for table in self._tables for slot in table.host_slots])
 

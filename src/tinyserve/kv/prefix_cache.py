@@ -156,10 +156,6 @@ class PrefixCache:
             elif parent.block in position:
                 assert position[entry.block] < position[parent.block], "a prefix goes before a leaf"
 
-    @property
-    def parked(self) -> set[int]:
-        return set(self._parked)
-
     def parked_in_order(self) -> list[int]:
         """Parked blocks, next to be evicted first."""
         return list(self._parked)
