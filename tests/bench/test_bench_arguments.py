@@ -95,7 +95,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFi
             with pytest.raises(SystemExit, match="2"):
                 program.main([*arguments, "--out", str(place)])
             assert f"cannot write {place}" in capsys.readouterr().err
-    assert http_overhead.argument_parser().parse_args([]).out is None
+    assert http_overhead.options().parse_args([]).out is None
 
 
 def test_asking_for_a_file_changes_nothing(tmp_path: Path) -> None:

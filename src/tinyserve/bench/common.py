@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timezone
@@ -154,10 +155,12 @@ def command(module: str, args: argparse.Namespace, parser: argparse.ArgumentPars
         flag = "--" + name.replace("_", "-")
         if value is True:
             parts.append(flag)
-            continue
-        if isinstance(value, list):
-            value = ",".join(f"{item:g}" for item in value)
-        parts.append(f"{flag} {Path(value).name if name in _PATHS else value}")
+        elif isinstance(value, list) and isinstance(value[0], str):  # an option given several times
+            parts += [f"{flag} {shlex.quote(text)}" for text in value]
+        elif isinstance(value, list):
+            parts.append(f"{flag} {','.join(f'{item:g}' for item in value)}")
+        else:
+            parts.append(f"{flag} {Path(value).name if name in _PATHS else value}")
     return " ".join(parts)
 
 

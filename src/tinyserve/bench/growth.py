@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from tinyserve.bench import plots
 from tinyserve.bench.arguments import ints, names_of, plot_file, positive_int
 from tinyserve.bench.common import (
     argument_parser,
@@ -43,7 +44,6 @@ from tinyserve.engine.build import Engine, build_engine
 from tinyserve.engine.core import EngineCore
 from tinyserve.engine.request import EngineRequest
 from tinyserve.engine.sampling import SamplingParams
-from tinyserve.kernels.threads import default_threads
 
 MODULE = "growth"
 PARTS = ("steps", "rows", "memory", "start")
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     wanted = args.parts.split(",")
     section = model_section(args)
-    ours = Tinyserve(section["name"], section["quantization"], args.threads or default_threads()[0])
+    ours = Tinyserve.of(args)
     result: dict[str, Any] = {"command": command(MODULE, args, parser), "machine": machine()}
     result["model"] = section["name"]
     if {"steps", "rows"} & set(wanted):
@@ -74,9 +74,7 @@ def main(argv: list[str] | None = None) -> None:
     write_json(args.out, result)
     print(report(result))
     if args.plot:
-        from tinyserve.bench.plots import growth
-
-        growth(result, args.plot)
+        plots.growth(result, args.plot)
 
 
 def options() -> argparse.ArgumentParser:

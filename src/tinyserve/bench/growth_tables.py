@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Mapping
 from typing import Any
 
 from tinyserve.bench.common import table
 
 
-def report(result: dict[str, Any]) -> str:
+def report(result: Mapping[str, Any]) -> str:
     """All parts as tables."""
     tables = []
     if "steps" in result:
-        tables += [steps_table(result["steps"])]
+        tables.append(steps_table(result["steps"]))
     if "rows" in result:
-        tables += [rows_table(result["rows"])]
+        tables.append(rows_table(result["rows"]))
     if "memory" in result:
-        tables += [memory_table(result["memory"])]
+        tables.append(memory_table(result["memory"]))
     if "start" in result:
-        tables += [start_table(result)]
+        tables.append(start_table(result))
     return "\n\n".join(tables)
 
 
@@ -60,14 +61,12 @@ def memory_table(memory: dict[str, Any]) -> str:
     """Resident memory at some points of the run."""
     samples = memory["samples"]
     shown = [samples[round(i * (len(samples) - 1) / 5)] for i in range(6)]
-    lines = [table(["requests done", "resident MiB"], shown)]
-    lines += [
-        f"growth after the first tenth: {memory['growth_kib_per_1000']:.3g} KiB per 1,000 requests"
-    ]
-    return "\n\n".join(lines)
+    growth = f"{memory['growth_kib_per_1000']:.3g} KiB per 1,000 requests"
+    samples_table = table(["requests done", "resident MiB"], shown)
+    return f"{samples_table}\n\ngrowth after the first tenth: {growth}"
 
 
-def start_table(result: dict[str, Any]) -> str:
+def start_table(result: Mapping[str, Any]) -> str:
     """Start-up times, and the account of resident memory."""
     times, found = result["start"]["seconds"], result["resident"]
     rows = [

@@ -28,7 +28,7 @@ from functools import partial
 from typing import Any
 
 from tinyserve.bench.arguments import ints, output_file, positive_int
-from tinyserve.bench.common import machine, run_program, say, table, write_json
+from tinyserve.bench.common import command, machine, run_program, say, table, write_json
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine, assemble
 from tinyserve.engine.plan import StepPlan
@@ -38,6 +38,7 @@ from tinyserve.server.app import create_app
 from tinyserve.server.run import GracefulServer, web_settings
 from tinyserve.text.tokenizer import Tokenizer
 
+MODULE = "http_overhead"
 SHORT = 8  # tokens of the short streams
 HEADERS = {"content-type": "application/json"}
 
@@ -190,9 +191,10 @@ def repeated(measure: Callable[[], Cost], times: int) -> dict[str, float]:
     return {name: round(statistics.median(cost[name] for cost in costs), 2) for name in costs[0]}
 
 
-def run(args: argparse.Namespace) -> dict[str, Any]:
+def run(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """What was measured, a line each."""
     engine, runner = instant_engine(max(args.streams), args.tokens)
-    rows = []
+    rows: list[dict[str, Any]] = []
     with serving(engine) as server:
         with contextlib.closing(Client(server.port)) as client:
             client.complete(1, stream=False)
@@ -210,7 +212,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
                 work()
                 cost = repeated(partial(measured, server, work, args.requests), args.repeat)
             rows.append({"what": what, "streams": 1, **cost})
-    return {"machine": machine(), "command": _command(args), "rows": rows}
+    return rows
 
 
 CALLS: dict[str, Callable[[Client], object]] = {
@@ -227,17 +229,9 @@ def _many(call: Callable[[Client], object], client: Client, count: int) -> None:
         call(client)
 
 
-def _command(args: argparse.Namespace) -> str:
-    streams = ",".join(map(str, args.streams))
-    return (
-        f"python -m tinyserve.bench.http_overhead --streams {streams} --tokens {args.tokens} "
-        f"--requests {args.requests} --repeat {args.repeat}"
-    )
-
-
-def argument_parser() -> argparse.ArgumentParser:
+def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tinyserve.bench.http_overhead",
+        prog=f"python -m tinyserve.bench.{MODULE}",
         description=(__doc__ or "").splitlines()[0],
     )
     streams = "streams at once, separated by commas"
@@ -251,12 +245,14 @@ def argument_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main() -> None:
-    args = argument_parser().parse_args()
-    result = run(args)
-    write_json(args.out, result)
+def main(argv: list[str] | None = None) -> None:
+    parser = options()
+    args = parser.parse_args(argv)
+    rows = run(args)
+    about = {"machine": machine(), "command": command(MODULE, args, parser)}
+    write_json(args.out, {**about, "rows": rows})
     header = ["", "streams", "loop, µs", "engine thread, µs"]
-    print(table(header, [list(row.values()) for row in result["rows"]]))
+    print(table(header, [list(row.values()) for row in rows]))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from tinyserve.bench import plots
 from tinyserve.bench.arguments import ints, names_of, plot_file, positive_int
 from tinyserve.bench.attention import attention
 from tinyserve.bench.ceilings import CACHES, Ceilings, rounds_of, step_seconds
@@ -83,9 +84,7 @@ def main(argv: list[str] | None = None) -> None:
     print(report(lines))
     print(", ".join(f"{name} {value:.3g}" for name, value in ceilings.medians().items()))
     if args.plot:
-        from tinyserve.bench.plots import roofline
-
-        roofline([line for line in lines if line["part"] == "layers"], args.plot)
+        plots.roofline([line for line in lines if line["part"] == "layers"], args.plot)
 
 
 def shapes(args: argparse.Namespace) -> dict[str, ModelConfig]:

@@ -17,21 +17,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import random
-import re
-import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from tinyserve.bench.arguments import output_file, positive_float, positive_int
 from tinyserve.bench.common import command, machine, run_program, table, write_json
 from tinyserve.bench.http_stream import Answer, post
+from tinyserve.bench.served import Served, free_port, serving
 from tinyserve.bench.watch import Watch
 
 MODULE = "load_torture"
@@ -149,33 +147,11 @@ def _text(answer: Answer) -> str:
     return "".join(choice["text"] for choice in _choices(answer))
 
 
-@contextlib.contextmanager
-def served(arguments: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """A server of its own: base URL and process id."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tinyserve", "serve", "--port", "0", *arguments],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    try:
-        said = ""
-        while (found := re.search(r"(http://[\w.:\[\]]+)/v1", said)) is None:
-            line = process.stderr.readline()
-            if not line:
-                raise RuntimeError(f"the server did not start:\n{said}")
-            said += line
-        yield found.group(1), process.pid
-    finally:
-        process.terminate()
-        process.communicate()
-
-
-async def torture(args: argparse.Namespace, base: str, pid: int) -> dict[str, Any]:
+async def torture(args: argparse.Namespace, server: Served) -> dict[str, Any]:
     """Both phases under watch; the result."""
-    load = Load(f"{base}/v1/completions", args.tokens, args.leave, args.seed)
+    load = Load(f"{server.url}/v1/completions", args.tokens, args.leave, args.seed)
     expected = await answers_alone(load)
-    watch = Watch(base, pid)
+    watch = Watch(server.url, server.pid)
     await watch.start()
     phases = {"crowd": await crowd(load, args.streams + args.queued, expected)}
     rate = args.overload * phases["crowd"].counts["ended"] / phases["crowd"].seconds
@@ -209,7 +185,7 @@ def broken(result: dict[str, Any]) -> list[str]:
     return found
 
 
-def main(argv: list[str] | None = None) -> None:
+def options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m tinyserve.bench.{MODULE}",
         description=__doc__,
@@ -230,12 +206,25 @@ def main(argv: list[str] | None = None) -> None:
     add("--tokens", type=positive_int, default=16, help="of each answer")
     add("--seed", type=int, default=0, help="of prompts and hang-ups (default: 0)")
     add("--out", type=output_file, help="write the result as JSON")
-    args = parser.parse_args(argv)
-    limits = ["--max-num-seqs", str(args.streams), "--max-queued-requests", str(args.queued)]
+    return parser
+
+
+def serve_command(args: argparse.Namespace, port: int) -> list[str]:
+    """The server that is asked."""
     blocks = args.streams * (2 + args.tokens // 16)  # few, so that all have soon been touched
-    limits += ["--num-blocks", str(blocks)]
-    with served([args.model, *limits]) as (base, pid):
-        result = asyncio.run(torture(args, base, pid))
+    return [
+        *(sys.executable, "-m", "tinyserve", "serve", args.model, "--port", str(port)),
+        *("--max-num-seqs", str(args.streams), "--max-queued-requests", str(args.queued)),
+        *("--num-blocks", str(blocks)),
+    ]
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = options()
+    args = parser.parse_args(argv)
+    port = free_port()
+    with serving(serve_command(args, port), port) as server:
+        result = asyncio.run(torture(args, server))
     header = ("phase", "ended", "left", "refused", "wrong", "seconds")
     rows = [
         (name, *(phase.get(kind, 0) for kind in header[1:-1]), phase["seconds"])

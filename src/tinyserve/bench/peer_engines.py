@@ -7,6 +7,7 @@ asked for. Peers are named on the command line, `[NAME=]...` first; see each `pa
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shlex
@@ -16,7 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from tinyserve.bench.common import model_section
 from tinyserve.bench.offline_cases import Case
+from tinyserve.kernels.threads import default_threads
 
 SCRIPT = Path("benchmarks/peer_offline.py")  # from the root of a checkout
 
@@ -163,6 +166,13 @@ class Tinyserve:
     quantization: str | None
     threads: int
     name: str = "tinyserve"
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Tinyserve:
+        """With the model that the options name."""
+        section = model_section(args)
+        threads = section["threads"] or default_threads()[0]
+        return cls(section["name"], section["quantization"], threads)
 
     def offline(self, case: Case) -> float | None:
         return None

@@ -18,16 +18,17 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import shlex
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tinyserve.bench import plots
 from tinyserve.bench.arguments import ints, plot_file, positive_int, rates
 from tinyserve.bench.ceilings import Ceilings
 from tinyserve.bench.common import (
     argument_parser,
+    command,
     machine,
     model_section,
     run_program,
@@ -70,9 +71,7 @@ def main(argv: list[str] | None = None) -> None:
         print(served_table(result["served"]), served_ratios(result["served"]), sep="\n\n")
     write_json(args.out, result)
     if args.plot:
-        from tinyserve.bench.plots import peers as draw
-
-        draw(result, args.plot)
+        plots.peers(result, args.plot)
 
 
 def options() -> argparse.ArgumentParser:
@@ -109,21 +108,10 @@ def peers_of(args: argparse.Namespace) -> list[Peer]:
 
 def shown(args: argparse.Namespace) -> str:
     """The command without this machine's folders."""
-    parser = options()
-    parts = [f"python -m tinyserve.bench.{MODULE}"]
-    for name, value in vars(args).items():
-        if name in ("out", "plot") or value == parser.get_default(name):
-            continue
-        flag = "--" + name.replace("_", "-")
-        if name in ("llama", "python_peer", "server"):
-            parts += [f"{flag} {shlex.quote(without_folders(text))}" for text in value]
-        elif value is True:
-            parts.append(flag)
-        elif isinstance(value, list):
-            parts.append(f"{flag} {','.join(f'{v:g}' for v in value)}")
-        else:
-            parts.append(f"{flag} {Path(value).name if name == 'model' else value}")
-    return " ".join(parts)
+    told = vars(args)
+    named = {n: list(map(without_folders, told[n])) for n in ("llama", "python_peer", "server")}
+    model = args.model and Path(args.model).name
+    return command(MODULE, argparse.Namespace(**{**told, **named, "model": model}), options())
 
 
 def without_folders(text: str) -> str:
@@ -198,16 +186,15 @@ def shares(
 
 def served(args: argparse.Namespace, peers: list[Peer]) -> dict[str, Any]:
     """Each server in turn under the same requests: load -> server -> median summary."""
-    section = model_section(args)
-    ours = Tinyserve(section["name"], section["quantization"], args.threads or default_threads()[0])
+    ours = Tinyserve.of(args)
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for number in range(args.served_repeat):
         for peer in [ours, *peers]:
             port = free_port()
-            command = peer.serve(port, args.seats, 512)
-            if command is None:
+            told = peer.serve(port, args.seats, 512)
+            if told is None:
                 continue
-            with serving(command, port) as server:
+            with serving(told, port) as server:
                 for load, summed in loaded(server.url, args, args.seed + number):
                     found.setdefault(load, {}).setdefault(peer.name, []).append(summed)
                     say(f"{load}, {peer.name}: {summed.get('output_tok_s', 0):.1f} tok/s")

@@ -64,10 +64,10 @@ def filled(text: str, results: Results) -> str:
 
 def draw(results: Results) -> None:
     """Each plot whose result is there, beside the report."""
-    for plot in PLOTS:
-        result = results.read(plot.source)
+    for name, plot in PLOTS.items():
+        result = results.read(name)
         if result is not None:
-            plot.draw(result, str(results.folder / plot.name))
+            plot(result, str(results.folder / f"{name}.png"))
 
 
 if __name__ == "__main__":

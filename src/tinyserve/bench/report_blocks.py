@@ -7,9 +7,10 @@ command, the machine, the date. Tables are those that the programs print.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
+from tinyserve.bench import attention, growth_tables, plots, step_overhead, studies, sweep_pareto
 from tinyserve.bench.common import table
 from tinyserve.bench.peer_tables import (
     limits_line,
@@ -27,18 +28,9 @@ from tinyserve.bench.report_readme import (
 )
 from tinyserve.bench.report_targets import AMX, targets_table
 from tinyserve.bench.results import Result, Results
+from tinyserve.bench.spec_bench import table_of
 
-
-@dataclass(frozen=True)
-class Plot:
-    """A picture beside the report, drawn from one result."""
-
-    name: str
-    source: str
-    draw: Callable[[Result, str], None]
-
-
-Block = Callable[[Results], str]
+T = TypeVar("T")
 
 
 def block(name: str, shown: Callable[[Result], str], results: Results) -> str:
@@ -46,8 +38,8 @@ def block(name: str, shown: Callable[[Result], str], results: Results) -> str:
     result = results.read(name)
     if result is None:
         return f"*Not measured yet* (there is no `results/{name}.json`)."
-    pictures = [f"![{p.name}]({p.name})" for p in PLOTS if p.source == name]
-    pictures = [p for p in pictures if results.has_plot(p[2 : p.index("]")])]
+    picture = f"{name}.png"
+    pictures = [f"![{picture}]({picture})"] if (results.folder / picture).exists() else []
     return "\n\n".join([shown(result), *pictures, origin(name, result)])
 
 
@@ -77,19 +69,15 @@ def peers(result: Result) -> str:
 
 def pareto(result: Result) -> str:
     """All points; if prompts were known from before, which none should be, that is said."""
-    from tinyserve.bench.sweep_pareto import report
-
     points = result["points"]
     known = max(p.get("cached_tokens", 0) / p["prompt_tokens"] for p in points)
     note = f"Up to {known:.0%} of a rate's prompt tokens were known to the prefix cache already."
-    return report(points) + (f"\n\n{note}" if known else "")
+    return sweep_pareto.report(points) + (f"\n\n{note}" if known else "")
 
 
-def studies(result: Result) -> str:
-    from tinyserve.bench.studies import STUDIES, report
-
+def mechanisms(result: Result) -> str:
     return "\n\n".join(
-        f"**{name}**\n\n{report(variants, STUDIES[name].watched)}"
+        f"**{name}**\n\n{studies.report(variants, studies.STUDIES[name].watched)}"
         for name, variants in result["studies"].items()
     )
 
@@ -120,31 +108,9 @@ def over_torch(result: Result) -> list[str]:
     return [table(header, cells)] if lines else []
 
 
-def growth(result: Result) -> str:
-    from tinyserve.bench.growth_tables import report
-
-    return report(dict(result))
-
-
 def speculation(result: Result) -> str:
     """One row a case: what was drafted, what held, and what it was worth."""
-    from tinyserve.bench.spec_bench import IN_PAIRS, of_pairs, ratio_of
-
-    is_paired = any("cpu" in case for case in result["cases"])
-    header = ["workload", "proposer", "k", "temperature", "streams", "accepted", "tokens a step"]
-    rows = [
-        [
-            *(p["workload"], p["proposer"], p["k"], f"{p['temperature']:g}", p["streams"]),
-            "" if p["acceptance"] is None else f"{p['acceptance']:.0%}",
-            *(p["tokens_per_step"], p["plain_tok_s"], p["tok_s"], ratio_of(p)),
-            *(of_pairs(p) if is_paired else ()),
-            p.get("off_after_s"),
-            "yes" if p["is_identical"] else "no",
-        ]
-        for p in result["cases"]
-    ]
-    header += ["plain tok/s", "tok/s", "speed-up", *(IN_PAIRS if is_paired else ())]
-    return table([*header, "off after s", "same bits"], rows)
+    return table_of(result["cases"], left_out=("control",))
 
 
 def overhead(result: Result) -> str:
@@ -169,12 +135,6 @@ def torture(result: Result) -> str:
     )
 
 
-def step_overhead(result: Result) -> str:
-    from tinyserve.bench.step_overhead import report
-
-    return report(dict(result))
-
-
 def compatibility(result: Result) -> str:
     rows = [
         [run["endpoint"], run["seconds"], run["requests"]["successful"], run["requests"]["errored"]]
@@ -184,20 +144,12 @@ def compatibility(result: Result) -> str:
     return f"{result['about']}\n\n{shown}"
 
 
-def attention(result: Result) -> str:
-    from tinyserve.bench.attention import report
-
-    return report(result["lines"])
-
-
 def others(results: Results) -> str:
     """Results that have no section of their own, by their commands."""
-    shown = set(SHOWN)
-    names = sorted(path.stem for path in (results.folder / "results").glob("*.json"))
+    names = {path.stem for path in (results.folder / "results").glob("*.json")}
     rows = []
-    for name in names:
-        result = results.read(name) if name not in shown else None
-        if result is not None:
+    for name in sorted(names - SHOWN.keys()):
+        if (result := results.read(name)) is not None:
             rows.append([f"[`{name}.json`](results/{name}.json)", f"`{result.get('command', '')}`"])
     return table(["result", "command"], rows) if rows else "None."
 
@@ -212,11 +164,11 @@ _SHOWN: dict[str, Callable[[Result], str]] = {
     "pareto": pareto,
     "pareto-simulated": pareto,
     "fleet-simulated": pareto,
-    "studies": studies,
+    "studies": mechanisms,
     "kernels": kernels,
-    "attention": attention,
-    "growth": growth,
-    "step-overhead": step_overhead,
+    "attention": lambda result: attention.report(result["lines"]),
+    "growth": growth_tables.report,
+    "step-overhead": step_overhead.report,
     "http-overhead": overhead,
     "load-torture-smollm2-135m": torture,
     "spec-smollm2-135m-1-stream": speculation,
@@ -228,8 +180,16 @@ _MEASURED_TWICE = (
     "peers-4bit", "peers-int8", "peers-f32", "peers-bf16", "kernels", "attention", "growth",
     "step-overhead", "spec-smollm2-135m-16-streams",
 )  # fmt: skip
-SHOWN = {**_SHOWN, **{name + AMX: _SHOWN[name] for name in _MEASURED_TWICE}}
-BLOCKS: dict[str, Block] = {
+
+
+def _on_both_machines(made: dict[str, T]) -> dict[str, T]:
+    """The same for the results of the second machine, where there are some."""
+    twice = [name for name in made if name in _MEASURED_TWICE]
+    return {**made, **{name + AMX: made[name] for name in twice}}
+
+
+SHOWN = _on_both_machines(_SHOWN)
+BLOCKS: dict[str, Callable[[Results], str]] = {
     **{name: partial(block, name, shown) for name, shown in SHOWN.items()},
     "others": others,
     "summary": summary,
@@ -241,48 +201,21 @@ BLOCKS: dict[str, Block] = {
 }
 
 
-def _drawn(name: str, key: str | None) -> Callable[[Result, str], None]:
-    """A function of `plots` over a whole result, or over one part of it."""
-
-    def draw(result: Result, path: str) -> None:
-        from tinyserve.bench import plots
-
-        getattr(plots, name)(result if key is None else result[key], path)
-
-    return draw
+def _draw_pareto(result: Result, path: str) -> None:
+    plots.pareto(result["points"], path, is_simulated=bool(result.get("simulated")))
 
 
-def _pareto(result: Result, path: str) -> None:
-    from tinyserve.bench.plots import pareto
-
-    pareto(result["points"], path, is_simulated=bool(result.get("simulated")))
+def _draw_roofline(result: Result, path: str) -> None:
+    plots.roofline([line for line in result["lines"] if line["part"] == "layers"], path)
 
 
-def _roofline(result: Result, path: str) -> None:
-    from tinyserve.bench.plots import roofline
-
-    roofline([line for line in result["lines"] if line["part"] == "layers"], path)
-
-
-_PLOTS = (
-    Plot("peers-4bit.png", "peers-4bit", _drawn("peers", None)),
-    Plot("peers-int8.png", "peers-int8", _drawn("peers", None)),
-    Plot("peers-f32.png", "peers-f32", _drawn("peers", None)),
-    Plot("peers-bf16.png", "peers-bf16", _drawn("peers", None)),
-    Plot("peers-4bit-0.5b.png", "peers-4bit-0.5b", _drawn("peers", None)),
-    Plot("peers-4bit-1.5b.png", "peers-4bit-1.5b", _drawn("peers", None)),
-    Plot("pareto.png", "pareto", _pareto),
-    Plot("pareto-simulated.png", "pareto-simulated", _pareto),
-    Plot("fleet-simulated.png", "fleet-simulated", _pareto),
-    Plot("studies.png", "studies", _drawn("bars", "studies")),
-    Plot("kernels.png", "kernels", _roofline),
-    Plot("growth.png", "growth", _drawn("growth", None)),
-)
-PLOTS = (
-    *_PLOTS,
-    *(
-        Plot(plot.name.replace(".png", f"{AMX}.png"), plot.source + AMX, plot.draw)
-        for plot in _PLOTS
-        if plot.source in _MEASURED_TWICE
-    ),
+# The picture beside the report that is drawn from a result has the result's name.
+PLOTS: dict[str, Callable[[Result, str], None]] = _on_both_machines(
+    {
+        **{name: plots.peers for name, shown in _SHOWN.items() if shown is peers},
+        **{name: _draw_pareto for name, shown in _SHOWN.items() if shown is pareto},
+        "studies": lambda result, path: plots.bars(result["studies"], path),
+        "kernels": _draw_roofline,
+        "growth": plots.growth,
+    }
 )

@@ -20,6 +20,3 @@ class Results:
         """A result; None where it was not measured yet."""
         path = self.folder / "results" / f"{name}.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-
-    def has_plot(self, name: str) -> bool:
-        return (self.folder / name).exists()

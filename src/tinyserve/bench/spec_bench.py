@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import itemgetter
 from typing import Any
 
 from tinyserve.bench.arguments import floats, ints, names_of, plot_file, positive_int
@@ -39,11 +40,12 @@ from tinyserve.bench.common import (
     until_interrupted,
     write_json,
 )
+from tinyserve.bench.plots import figure, save, style
 from tinyserve.bench.spec_measure import PROPOSERS, STRANGER, Bench
 from tinyserve.bench.spec_runs import Case
 from tinyserve.bench.spec_texts import WORKLOADS
 
-IN_PAIRS = ("over all pairs", "in processor time")
+Point = Mapping[str, Any]
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -161,30 +163,15 @@ def _label(case: Case) -> str:
     )
 
 
-def table_of(points: Sequence[dict[str, Any]]) -> str:
-    """One row a case."""
-    return table(_HEADER, [_row(point) for point in points])
+def table_of(points: Sequence[Point], *, left_out: Collection[str] = ()) -> str:
+    """One row a case; where none was measured in pairs, what only those have is left out, too."""
+    if not any("cpu" in point for point in points):
+        left_out = (*left_out, *IN_PAIRS)
+    columns = {name: show for name, show in _COLUMNS.items() if name not in left_out}
+    return table(list(columns), [[show(point) for show in columns.values()] for point in points])
 
 
-_HEADER = (
-    *("workload", "proposer", "k", "temperature", "streams", "control", "accepted"),
-    *("tokens a step", "plain tok/s", "tok/s", "speed-up", *IN_PAIRS, "off after s", "same bits"),
-)
-
-
-def _row(point: dict[str, Any]) -> list[object]:
-    acceptance = point["acceptance"]
-    return [
-        *(point["workload"], point["proposer"], point["k"], f"{point['temperature']:g}"),
-        *(point["streams"], "on" if point["control"] else "off"),
-        "" if acceptance is None else f"{acceptance:.0%}",
-        *(point["tokens_per_step"], point["plain_tok_s"], point["tok_s"]),
-        *(ratio_of(point), *of_pairs(point), point.get("off_after_s")),
-        "yes" if point["is_identical"] else "no",
-    ]
-
-
-def ratio_of(found: Mapping[str, Any]) -> str:
+def ratio_of(found: Point) -> str:
     """A median ratio, with its interval where there is one."""
     if not found.get("interval"):
         return f"{found['speedup']:.2f}x"
@@ -192,15 +179,28 @@ def ratio_of(found: Mapping[str, Any]) -> str:
     return f"{found['speedup']:.3f}x ({low:.3f} to {high:.3f})"
 
 
-def of_pairs(point: Mapping[str, Any]) -> list[str]:
-    """What only a comparison in pairs has, under IN_PAIRS; nothing for one in rounds."""
-    return [f"{point['total']:.3f}x", ratio_of(point["cpu"])] if "cpu" in point else ["", ""]
+IN_PAIRS = ("over all pairs", "in processor time")
+_COLUMNS: dict[str, Callable[[Point], object]] = {
+    "workload": itemgetter("workload"),
+    "proposer": itemgetter("proposer"),
+    "k": itemgetter("k"),
+    "temperature": lambda p: f"{p['temperature']:g}",
+    "streams": itemgetter("streams"),
+    "control": lambda p: "on" if p["control"] else "off",
+    "accepted": lambda p: "" if p["acceptance"] is None else f"{p['acceptance']:.0%}",
+    "tokens a step": itemgetter("tokens_per_step"),
+    "plain tok/s": itemgetter("plain_tok_s"),
+    "tok/s": itemgetter("tok_s"),
+    "speed-up": ratio_of,
+    "over all pairs": lambda p: f"{p['total']:.3f}x" if "cpu" in p else "",
+    "in processor time": lambda p: ratio_of(p["cpu"]) if "cpu" in p else "",
+    "off after s": lambda p: p.get("off_after_s"),
+    "same bits": lambda p: "yes" if p["is_identical"] else "no",
+}
 
 
-def plot(points: Sequence[dict[str, Any]], path: str, model: str) -> None:
+def plot(points: Sequence[Point], path: str, model: str) -> None:
     """Speed-up by number of drafts and by number of streams, one column a workload."""
-    from tinyserve.bench.plots import figure, save, style
-
     workloads = list(dict.fromkeys(point["workload"] for point in points))
     proposers = list(dict.fromkeys(point["proposer"] for point in points))
     drawn, axes = figure(len(workloads), f"Speculative decoding, {model}", rows=2)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -208,7 +208,7 @@ def schedule_time(policy: str, waiting: int, steps: int) -> float:
     return 1e6 * statistics.median(times[WARM:])
 
 
-def report(result: dict[str, Any]) -> str:
+def report(result: Mapping[str, Any]) -> str:
     """Both tables."""
     rows = [
         [x["streams"], x["sampling"], *x["us"].values(), x["total_us"], x["wall_us"]]

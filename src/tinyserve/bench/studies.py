@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tinyserve.bench import plots
 from tinyserve.bench.arguments import names_of, plot_file, positive_int
 from tinyserve.bench.common import (
     argument_parser,
@@ -189,9 +190,7 @@ def main(argv: list[str] | None = None) -> None:
     for name, variants in results.items():
         print(f"\n{name}\n\n{report(variants, STUDIES[name].watched)}")
     if args.plot:
-        from tinyserve.bench.plots import bars
-
-        bars(results, args.plot)
+        plots.bars(results, args.plot)
     end_if(is_cut)
 
 

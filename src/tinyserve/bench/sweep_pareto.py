@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tinyserve.bench import plots
 from tinyserve.bench.arguments import add_workload, names_of, plot_file, positive_int, rates
 from tinyserve.bench.common import (
     argument_parser,
@@ -89,9 +90,7 @@ def main(argv: list[str] | None = None) -> None:
     write_json(args.out, result)
     print(report(points))
     if args.plot:
-        from tinyserve.bench.plots import pareto
-
-        pareto(points, args.plot, is_simulated=args.simulate)
+        plots.pareto(points, args.plot, is_simulated=args.simulate)
     end_if(is_cut)
 
 
