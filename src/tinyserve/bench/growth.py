@@ -36,14 +36,12 @@ from tinyserve.bench.common import (
 from tinyserve.bench.growth_process import memory_over_requests, resident, start_times
 from tinyserve.bench.growth_tables import report
 from tinyserve.bench.limits import Limit
-from tinyserve.bench.offline_cases import configuration, token_ids
+from tinyserve.bench.offline_cases import begin_decodes, configuration
 from tinyserve.bench.peer_engines import Tinyserve
 from tinyserve.bench.simulate import StepTimer
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine, build_engine
 from tinyserve.engine.core import EngineCore
-from tinyserve.engine.request import EngineRequest
-from tinyserve.engine.sampling import SamplingParams
 
 MODULE = "growth"
 PARTS = ("steps", "rows", "memory", "start")
@@ -157,13 +155,7 @@ def decode_steps(
     core: EngineCore, streams: int, context: int, count: int, seed: int
 ) -> Iterator[float]:
     """Seconds of each of `count` steps that decode `streams` sequences around `context` tokens."""
-    params = SamplingParams(temperature=0, max_tokens=count + 1, ignore_eos=True)
-    for i in range(streams):
-        ids = token_ids(max(1, context - count // 2), seed + i)
-        core.add_request(EngineRequest(request_id=str(i), prompt_token_ids=ids, params=params))
-    has_begun: set[str] = set()
-    while len(has_begun) < streams:
-        has_begun |= {output.request_id for output in core.step() if output.new_token_ids}
+    begin_decodes(core, streams, max(1, context - count // 2), count + 1, seed)
     while core.has_work():
         begin = time.perf_counter()
         outputs = core.step()

@@ -59,31 +59,35 @@ def measure(core: EngineCore, case: Case, seed: int = 0) -> float:
 
 def decode(core: EngineCore, streams: int, prompt: int, new: int, seed: int = 0) -> float:
     """Tokens per second over all streams, once every prompt is computed."""
-    params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
-    for i in range(streams):
-        ids = token_ids(prompt, seed + i)
-        core.add_request(EngineRequest(request_id=str(i), prompt_token_ids=ids, params=params))
-    produced = dict.fromkeys(range(streams), 0)
-    while not all(produced.values()):
-        for output in core.step():
-            produced[int(output.request_id)] += len(output.new_token_ids)
-    before = sum(produced.values())
+    begin_decodes(core, streams, prompt, new, seed)
     begin = time.perf_counter()
-    total = before
+    total = 0
     while core.has_work():
         total += sum(len(output.new_token_ids) for output in core.step())
-    return (total - before) / (time.perf_counter() - begin)
+    return total / (time.perf_counter() - begin)
+
+
+def begin_decodes(core: EngineCore, streams: int, prompt: int, new: int, seed: int) -> None:
+    """Bring requests of so many tokens each, greedy, to the first token of the last one."""
+    for i in range(streams):
+        core.add_request(_request(str(i), token_ids(prompt, seed + i), new))
+    has_begun: set[str] = set()
+    while len(has_begun) < streams:
+        has_begun |= {output.request_id for output in core.step() if output.new_token_ids}
 
 
 def prefill(core: EngineCore, length: int, seed: int = 0) -> float:
     """Prompt tokens per second of one prompt, its first token included."""
-    params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-    ids = token_ids(length, seed)
-    core.add_request(EngineRequest(request_id="p", prompt_token_ids=ids, params=params))
+    core.add_request(_request("p", token_ids(length, seed), 1))
     begin = time.perf_counter()
     while core.has_work():
         core.step()
     return length / (time.perf_counter() - begin)
+
+
+def _request(request_id: str, ids: list[int], new: int) -> EngineRequest:
+    params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
+    return EngineRequest(request_id=request_id, prompt_token_ids=ids, params=params)
 
 
 def token_ids(count: int, seed: int) -> list[int]:
