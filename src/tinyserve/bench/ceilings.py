@@ -22,25 +22,26 @@ RATES = {
     "bf16x3_gmac_s": BF16X3,
 }
 READ_BYTES = 128 << 20
+PROBES = 3  # after one that is left out; the median counts
 CACHES = 96 << 20  # bytes that no cache holds
 LONG_S = 3.0  # of a case's rounds: then no further one
 REST_S = 0.005  # between runs of two engines: idle threads stay awake for a while
 
 
-def read_bandwidth(variant: str, threads: int, repeat: int = 5) -> float:
-    """Bytes per second of a sum over 128 MiB, the median of `repeat`."""
+def read_bandwidth(variant: str, threads: int) -> float:
+    """Bytes per second of a sum over 128 MiB."""
     data = aligned_bytes(READ_BYTES)
     data[:] = 1
-    times = [_seconds(variant, threads, READ, data)[0] for _ in range(repeat + 1)]
+    times = [_seconds(variant, threads, READ, data)[0] for _ in range(PROBES + 1)]
     return READ_BYTES / statistics.median(times[1:])
 
 
-def multiply_rate(variant: str, threads: int, kind: int, repeat: int = 5) -> float:
+def multiply_rate(variant: str, threads: int, kind: int) -> float:
     """Multiply-adds per second in registers: FMA, INT16 (int16 x int16), U4S8 (u4 x int8), BF16X3
     (bf16 x activations in three parts).
     """
     data = aligned_bytes(4096 * threads)
-    runs = [_seconds(variant, threads, kind, data) for _ in range(repeat + 1)]
+    runs = [_seconds(variant, threads, kind, data) for _ in range(PROBES + 1)]
     return statistics.median(done / seconds for seconds, done in runs[1:])
 
 
@@ -61,9 +62,9 @@ class Ceilings:
 
     def measure(self) -> None:
         variant, threads = self._variant, self._threads
-        self._note("read_gb_s", read_bandwidth(variant, threads, repeat=3))
+        self._note("read_gb_s", read_bandwidth(variant, threads))
         for name, kind in RATES.items():
-            self._note(name, multiply_rate(variant, threads, kind, repeat=3))
+            self._note(name, multiply_rate(variant, threads, kind))
 
     def latest(self) -> dict[str, float]:
         return {name: values[-1] for name, values in self._found.items()}

@@ -7,11 +7,13 @@ which may hold several tokens.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 LATE = 1.05  # see `keeps_up`
+LATENCIES = ("ttft_s", "inter_token_s", "e2e_s")  # of a summary
 
 
 @dataclass
@@ -138,3 +140,18 @@ def summary(records: Sequence[Record], slo: SLO | None = None) -> dict[str, Any]
         "inter_token_s": spread(gap for r in done for gap in r.gaps),
         "e2e_s": spread(r.e2e for r in done),
     }
+
+
+def median_of(summaries: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of summaries, the median over rounds, field by field."""
+    first = summaries[0]
+    result: dict[str, Any] = {}
+    for name, value in first.items():
+        values = [s[name] for s in summaries]
+        if isinstance(value, dict):
+            result[name] = median_of([v for v in values if v is not None])
+        elif value is None:
+            result[name] = None
+        else:
+            result[name] = statistics.median(values)
+    return result

@@ -28,7 +28,7 @@ from typing import Any
 
 from tinyserve.bench.arguments import add_workload, output_file, positive_float, positive_int
 from tinyserve.bench.common import INTERRUPTED, command, run_program, table, write_json
-from tinyserve.bench.latency import Record, summary
+from tinyserve.bench.latency import LATENCIES, Record, summary
 from tinyserve.bench.target import Target
 from tinyserve.bench.workload import Arrival, Shape, random_ids
 from tinyserve.errors import ConfigError, reason_of
@@ -133,7 +133,7 @@ def read_trace(path: str, seed: int) -> list[Arrival]:
             raise ConfigError(
                 f"{path}, line {number}: not {TRACE_LINE}, with a token at least: {line:.80}"
             ) from None
-        arrivals.append(Arrival(at, random_ids(prompt, 512, rng), output))
+        arrivals.append(Arrival(at, random_ids(prompt, rng), output))
     if not arrivals:
         raise ConfigError(f"the trace {path} has no requests")
     return sorted(arrivals, key=lambda a: a.at)
@@ -191,7 +191,7 @@ def report(found: dict[str, Any]) -> str:
     rates = ("output_tok_s", "requests_s", "goodput_requests_s", "slo_attainment", "failed")
     lines = [table(["what", "value"], [[name, found.get(name)] for name in rates])]
     rows = []
-    for name in ("ttft_s", "inter_token_s", "e2e_s"):
+    for name in LATENCIES:
         values = found.get(name)
         if values:
             rows.append(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from tinyserve.bench.latency import Record
@@ -55,32 +55,21 @@ class VirtualClock:
 class Replay:
     """One engine, the requests it was given, and what became of them."""
 
-    def __init__(self, core: EngineCore, clock: Clock, *, temperature: float = 0.0) -> None:
+    def __init__(self, core: EngineCore, clock: Clock) -> None:
         self.core = core
         self.clock = clock
-        self._temperature = temperature
         self._records: dict[str, Record] = {}
-        self._open = 0
+        self.num_open = 0  # requests that have entered and not finished
 
     @property
     def records(self) -> list[Record]:
         """In order of entry."""
         return list(self._records.values())
 
-    @property
-    def num_open(self) -> int:
-        """Requests that have entered and not finished."""
-        return self._open
-
     def enter(self, arrival: Arrival, at: float) -> str:
         """Hand a request to the engine; `at` is when it arrived, on the clock."""
         request_id = str(len(self._records))
-        params = SamplingParams(
-            temperature=self._temperature,
-            max_tokens=arrival.max_tokens,
-            ignore_eos=True,
-            seed=len(self._records),
-        )
+        params = SamplingParams(temperature=0, max_tokens=arrival.max_tokens, ignore_eos=True)
         self.core.add_request(
             EngineRequest(
                 request_id=request_id,
@@ -92,7 +81,7 @@ class Replay:
             )
         )
         self._records[request_id] = Record(at, len(arrival.prompt_ids), client=arrival.client)
-        self._open += 1
+        self.num_open += 1
         return request_id
 
     def step(self) -> list[RequestOutput]:
@@ -104,21 +93,16 @@ class Replay:
             record.token_times += [now] * len(output.new_token_ids)
             record.cached_tokens = output.num_cached_tokens
             if output.finish_reason is not None:
-                self._open -= 1
+                self.num_open -= 1
         return outputs
 
 
 def replay(
-    core: EngineCore,
-    workload: Sequence[Arrival],
-    clock: Clock | None = None,
-    *,
-    temperature: float = 0.0,
-    progress: Callable[[int], None] | None = None,
+    core: EngineCore, workload: Sequence[Arrival], clock: Clock | None = None
 ) -> list[Record]:
-    """Run `workload` (in order of arrival) to its end. `progress` is told each finished request."""
+    """Run `workload` (in order of arrival) to its end."""
     clock = clock or WallClock()
-    run = Replay(core, clock, temperature=temperature)
+    run = Replay(core, clock)
     pending = deque(workload)
     begin = clock.now()
     while pending or core.has_work():
@@ -129,9 +113,7 @@ def replay(
         if not core.has_work():
             clock.wait_until(begin + pending[0].at)
             continue
-        finished = sum(output.finish_reason is not None for output in run.step())
-        if progress is not None and finished:
-            progress(finished)
+        run.step()
     return run.records
 
 

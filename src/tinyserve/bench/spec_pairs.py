@@ -200,8 +200,8 @@ def summary(pairs: Sequence[Pair]) -> dict[str, Any]:
     }
 
 
-def median_interval(values: Sequence[float], doubt: float = DOUBT) -> list[float] | None:
-    """Between which two of the values the median of their distribution lies, with 1 - `doubt`.
+def median_interval(values: Sequence[float]) -> list[float] | None:
+    """Between which two of the values the median of their distribution lies, with 1 - DOUBT.
 
     By order statistics: the number of values below the median is binomial, whatever the
     distribution. None where there are too few of them to say.
@@ -211,7 +211,7 @@ def median_interval(values: Sequence[float], doubt: float = DOUBT) -> list[float
     below, rank = 0.0, 0  # the chance that at most `rank` - 1 values lie below the median
     while rank < n // 2:
         below += math.comb(n, rank) / 2**n
-        if 2 * below > doubt:
+        if 2 * below > DOUBT:
             break
         rank += 1
     return [ordered[rank - 1], ordered[n - rank]] if rank else None

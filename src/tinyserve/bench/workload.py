@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 ARRIVALS = ("poisson", "burst", "steady", "together")
 LENGTHS = ("uniform", "chat")
 BURST_SIZE = 8
+LEAST_VOCAB = 512  # no model here has fewer tokens
 
 
 @dataclass(frozen=True)
@@ -56,14 +57,14 @@ class Shape:
     arrivals: str = "poisson"
     lengths: str = "uniform"
 
-    def make(self, seed: int, vocab_size: int = 512) -> list[Arrival]:
+    def make(self, seed: int) -> list[Arrival]:
         """The requests in order of arrival. Every prompt is different from its first token on."""
         rng = random.Random(f"workload-{seed}")
         times = arrival_times(self.arrivals, self.rate, self.count, rng)
         return [
             Arrival(
                 at,
-                random_ids(self.draw(self.prompt, rng), vocab_size, rng),
+                random_ids(self.draw(self.prompt, rng), rng),
                 self.draw(self.output, rng),
             )
             for at in times
@@ -92,22 +93,18 @@ def arrival_times(kind: str, rate: float, count: int, rng: random.Random) -> lis
     return times
 
 
-def random_ids(count: int, vocab_size: int, rng: random.Random) -> tuple[int, ...]:
-    """Token ids that are in no way special."""
-    return tuple(rng.randrange(vocab_size // 4, vocab_size) for _ in range(count))
+def random_ids(count: int, rng: random.Random) -> tuple[int, ...]:
+    """Token ids that every vocabulary has, and that are in no way special."""
+    return tuple(rng.randrange(LEAST_VOCAB // 4, LEAST_VOCAB) for _ in range(count))
 
 
-def with_shared_prefix(
-    workload: Sequence[Arrival], length: int, seed: int, vocab_size: int = 512
-) -> list[Arrival]:
+def with_shared_prefix(workload: Sequence[Arrival], length: int, seed: int) -> list[Arrival]:
     """The same requests, each after one common system prompt of `length` tokens."""
-    prefix = random_ids(length, vocab_size, random.Random(f"prefix-{seed}"))
+    prefix = random_ids(length, random.Random(f"prefix-{seed}"))
     return [replace(a, prompt_ids=prefix + a.prompt_ids) for a in workload]
 
 
-def agent_turns(
-    conversations: int, turns: int, shape: Shape, seed: int, vocab_size: int = 512
-) -> list[list[Arrival]]:
+def agent_turns(conversations: int, turns: int, shape: Shape, seed: int) -> list[list[Arrival]]:
     """Conversations whose every turn repeats all that was said; the pause is between the turns.
 
     `Arrival.at` is the pause after the previous answer. What the model would have said is made up
@@ -119,16 +116,16 @@ def agent_turns(
         history: tuple[int, ...] = ()
         chat = []
         for _ in range(turns):
-            history += random_ids(shape.draw(shape.prompt, rng), vocab_size, rng)
+            history += random_ids(shape.draw(shape.prompt, rng), rng)
             reply = shape.draw(shape.output, rng)
             chat.append(Arrival(rng.expovariate(shape.rate), history, reply))
-            history += random_ids(reply, vocab_size, rng)
+            history += random_ids(reply, rng)
         result.append(chat)
     return result
 
 
 def with_flood(
-    workload: Sequence[Arrival], count: int, seed: int, *, priority: int = 0, vocab_size: int = 512
+    workload: Sequence[Arrival], count: int, seed: int, *, priority: int = 0
 ) -> list[Arrival]:
     """The workload, and `count` requests as long as its own of the client "flood", all at time 0.
     Their prompts are their own: nobody's prefix cache gains by the flood.
@@ -136,6 +133,6 @@ def with_flood(
     rng = random.Random(f"flood-{seed}")
     flood = []
     for like in (workload[i % len(workload)] for i in range(count)):
-        ids = random_ids(len(like.prompt_ids), vocab_size, rng)
+        ids = random_ids(len(like.prompt_ids), rng)
         flood.append(Arrival(0.0, ids, like.max_tokens, "flood", priority))
     return sorted([*flood, *workload], key=lambda a: a.at)
