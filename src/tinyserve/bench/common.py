@@ -23,6 +23,7 @@ from tinyserve.kernels.select import choose_backend
 from tinyserve.kernels.threads import default_threads
 
 T = TypeVar("T")
+Sections = dict[str, dict[str, Any]]  # of a configuration
 # name -> (model, quantization): random weights in the shape of real models
 SIZES: dict[str, tuple[str, str | None]] = {
     "tiny": ("synthetic", None),
@@ -185,6 +186,20 @@ def cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
     return str(value)
+
+
+def both(found: Mapping[str, float] | None) -> str:
+    """ "p50 / p99" of seconds, in milliseconds; nothing of nothing."""
+    return f"{1e3 * found['p50']:.0f} / {1e3 * found['p99']:.0f}" if found else ""
+
+
+def merged(*sources: Sections) -> Sections:
+    """Sections of a configuration, key by key; later ones win."""
+    result: Sections = {}
+    for source in sources:
+        for section, values in source.items():
+            result.setdefault(section, {}).update(values)
+    return result
 
 
 def say(text: str) -> None:

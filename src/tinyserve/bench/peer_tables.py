@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tinyserve.bench.common import cell, table
+from tinyserve.bench.common import both, cell, table
+from tinyserve.bench.latency import LATENCIES
 
 OURS = "tinyserve"
-LATENCIES = ("ttft_s", "inter_token_s", "e2e_s")
 
 
 def offline_table(result: Mapping[str, Any]) -> str:
@@ -67,8 +67,3 @@ def served_ratios(result: Mapping[str, Any]) -> str:
 
 def _share(ours: Mapping[str, float] | None, theirs: Mapping[str, float] | None) -> str:
     return f"{ours['p99'] / theirs['p99']:.0%}" if ours and theirs and theirs["p99"] else ""
-
-
-def both(found: Mapping[str, float] | None) -> str:
-    """ "p50 / p99" of seconds, in milliseconds."""
-    return f"{1e3 * found['p50']:.0f} / {1e3 * found['p99']:.0f}" if found else ""

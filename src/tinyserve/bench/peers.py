@@ -36,7 +36,7 @@ from tinyserve.bench.common import (
     shown_model,
     write_json,
 )
-from tinyserve.bench.latency import summary
+from tinyserve.bench.latency import median_of, summary
 from tinyserve.bench.limits import Sizes
 from tinyserve.bench.loadgen import run
 from tinyserve.bench.offline_cases import Case, configuration, measure
@@ -49,7 +49,6 @@ from tinyserve.bench.peer_tables import (
     served_table,
 )
 from tinyserve.bench.served import free_port, serving
-from tinyserve.bench.sweep_pareto import median_of
 from tinyserve.bench.target import Target
 from tinyserve.bench.workload import Shape
 from tinyserve.engine.build import build_engine

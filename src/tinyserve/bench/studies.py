@@ -24,10 +24,13 @@ from typing import Any
 from tinyserve.bench import plots
 from tinyserve.bench.arguments import names_of, plot_file, positive_int
 from tinyserve.bench.common import (
+    Sections,
     argument_parser,
+    both,
     command,
     end_if,
     machine,
+    merged,
     model_section,
     run_program,
     say,
@@ -35,7 +38,7 @@ from tinyserve.bench.common import (
     until_interrupted,
     write_json,
 )
-from tinyserve.bench.latency import Record, spread, summary
+from tinyserve.bench.latency import Record, median_of, spread, summary
 from tinyserve.bench.replay import (
     Clock,
     VirtualClock,
@@ -44,7 +47,6 @@ from tinyserve.bench.replay import (
     replay_conversations,
 )
 from tinyserve.bench.simulate import StepModel, simulated_core
-from tinyserve.bench.sweep_pareto import median_of
 from tinyserve.bench.workload import (
     Arrival,
     Shape,
@@ -59,7 +61,6 @@ from tinyserve.engine.core import EngineCore
 
 MODULE = "studies"
 LONG = 1_000_000  # added to the seed, so that no round's long prompts are another's streams
-Sections = dict[str, dict[str, Any]]
 Requests = Sequence[Arrival] | Sequence[Sequence[Arrival]]
 
 
@@ -74,10 +75,6 @@ class Study:
     requests: Callable[[int], Requests]
     base: Sections
     watched: str = ""
-
-
-def _sections(**sections: dict[str, Any]) -> Sections:
-    return sections
 
 
 def _long_prompts_among_streams(seed: int) -> list[Arrival]:
@@ -113,54 +110,54 @@ STUDIES: dict[str, Study] = {
     "chunked-prefill": Study(
         {
             "chunked": {},
-            "large chunks": _sections(scheduler={"chunked_prefill_size": 512}),
-            "whole prompts": _sections(scheduler={"enable_chunked_prefill": False}),
+            "large chunks": {"scheduler": {"chunked_prefill_size": 512}},
+            "whole prompts": {"scheduler": {"enable_chunked_prefill": False}},
         },
         _long_prompts_among_streams,
-        _sections(cache={"num_blocks": 1024}),
+        {"cache": {"num_blocks": 1024}},
         watched="streams",
     ),
     "prefix-cache": Study(
         {
             "prefix cache": {},
-            "no prefix cache": _sections(cache={"enable_prefix_caching": False}),
+            "no prefix cache": {"cache": {"enable_prefix_caching": False}},
         },
         _shared_system_prompt,
-        _sections(cache={"num_blocks": 1536}),
+        {"cache": {"num_blocks": 1536}},
     ),
     "agent": Study(
         {
             "prefix cache": {},
-            "no prefix cache": _sections(cache={"enable_prefix_caching": False}),
+            "no prefix cache": {"cache": {"enable_prefix_caching": False}},
         },
         _agents,
-        _sections(cache={"num_blocks": 1024}),
+        {"cache": {"num_blocks": 1024}},
     ),
     "preemption": Study(
         {
-            "swap": _sections(cache={"num_swap_blocks": 512}),
-            "recompute": _sections(cache={"num_swap_blocks": 0}),
-            "large pool": _sections(cache={"num_blocks": 1024}),
+            "swap": {"cache": {"num_swap_blocks": 512}},
+            "recompute": {"cache": {"num_swap_blocks": 0}},
+            "large pool": {"cache": {"num_blocks": 1024}},
         },
         _more_than_fits,
-        _sections(cache={"num_blocks": 120, "enable_prefix_caching": False}),
+        {"cache": {"num_blocks": 120, "enable_prefix_caching": False}},
     ),
     "priority": Study(
         {
-            "first come": _sections(scheduler={"policy": "continuous"}),
-            "priority": _sections(scheduler={"policy": "priority"}),
+            "first come": {"scheduler": {"policy": "continuous"}},
+            "priority": {"scheduler": {"policy": "priority"}},
         },
         _urgent_among_flood,
-        _sections(cache={"num_blocks": 512}),
+        {"cache": {"num_blocks": 512}},
         watched="urgent",
     ),
     "fairness": Study(
         {
-            "first come": _sections(scheduler={"policy": "continuous"}),
-            "fair": _sections(scheduler={"policy": "fair"}),
+            "first come": {"scheduler": {"policy": "continuous"}},
+            "fair": {"scheduler": {"policy": "fair"}},
         },
         _others_among_flood,
-        _sections(cache={"num_blocks": 512}),
+        {"cache": {"num_blocks": 512}},
         watched="others",
     ),
 }
@@ -249,10 +246,7 @@ def report(variants: dict[str, dict[str, Any]], watched: str) -> str:
     """The variants as a table; latencies in milliseconds, p50 / p99."""
     rows = []
     for name, found in variants.items():
-        latencies = [
-            f"{1e3 * found[key]['p50']:.0f} / {1e3 * found[key]['p99']:.0f}"
-            for key in ("watched_ttft_s", "watched_inter_token_s")
-        ]
+        latencies = [both(found[key]) for key in ("watched_ttft_s", "watched_inter_token_s")]
         rows.append(
             [
                 *(name, found["output_tok_s"], *latencies),
@@ -270,11 +264,8 @@ def report(variants: dict[str, dict[str, Any]], watched: str) -> str:
 
 
 def _configuration(study: Study, name: str, args: argparse.Namespace) -> TinyServeConfig:
-    sections: Sections = {"model": model_section(args)}
-    for source in (study.base, study.variants[name]):
-        for section, values in source.items():
-            sections.setdefault(section, {}).update(values)
-    return TinyServeConfig.from_dict(sections)
+    model = {"model": model_section(args)}
+    return TinyServeConfig.from_dict(merged(model, study.base, study.variants[name]))
 
 
 def _real(config: TinyServeConfig, args: argparse.Namespace) -> tuple[EngineCore, Clock]:

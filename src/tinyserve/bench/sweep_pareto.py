@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,13 @@ from typing import Any
 from tinyserve.bench import plots
 from tinyserve.bench.arguments import add_workload, names_of, plot_file, positive_int, rates
 from tinyserve.bench.common import (
+    Sections,
     argument_parser,
+    both,
     command,
     end_if,
     machine,
+    merged,
     model_section,
     run_program,
     say,
@@ -36,7 +38,7 @@ from tinyserve.bench.common import (
     until_interrupted,
     write_json,
 )
-from tinyserve.bench.latency import Record, is_too_short, keeps_up, summary
+from tinyserve.bench.latency import LATENCIES, Record, is_too_short, keeps_up, median_of, summary
 from tinyserve.bench.replay import VirtualClock, replay
 from tinyserve.bench.simulate import (
     Fleet,
@@ -52,7 +54,7 @@ from tinyserve.engine.build import Engine, build_engine
 from tinyserve.engine.core import EngineCore
 
 MODULE = "sweep_pareto"
-POLICIES: dict[str, dict[str, dict[str, Any]]] = {
+POLICIES: dict[str, Sections] = {
     "static": {"scheduler": {"policy": "static"}},
     "continuous": {},
     "continuous+spec": {"spec": {"enabled": True}},
@@ -62,7 +64,6 @@ ROUTERS = {
     "round-robin": round_robin,
     "prefix": by_prefix,
 }
-SHOWN = ("output_tok_s", "ttft_s", "inter_token_s", "e2e_s")
 Run = Callable[[str, list[Arrival]], list[Record]]
 
 
@@ -162,31 +163,11 @@ def _brief(summaries: list[dict[str, Any]]) -> list[dict[str, float]]:
     ]
 
 
-def median_of(summaries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Field by field, the median over rounds."""
-    first = summaries[0]
-    result: dict[str, Any] = {}
-    for name, value in first.items():
-        values = [s[name] for s in summaries]
-        if isinstance(value, dict):
-            result[name] = median_of([v for v in values if v is not None])
-        elif value is None:
-            result[name] = None
-        else:
-            result[name] = statistics.median(values)
-    return result
-
-
 def report(points: list[dict[str, Any]]) -> str:
     """The points as a table; latencies in milliseconds, p50 / p99."""
     rows = []
     for point in points:
-        latencies = [
-            f"{1e3 * point[name]['p50']:.0f} / {1e3 * point[name]['p99']:.0f}"
-            if point.get(name)
-            else ""
-            for name in SHOWN[1:]
-        ]
+        latencies = [both(point.get(name)) for name in LATENCIES]
         speed, within = point["output_tok_s"], point["slo_attainment"]
         steady = "no" if not keeps_up(point) else "?" if is_too_short(point) else "yes"
         rows.append([point["rate"], point["policy"], speed, *latencies, within, steady])
@@ -196,7 +177,7 @@ def report(points: list[dict[str, Any]]) -> str:
 
 def _configuration(args: argparse.Namespace, name: str) -> TinyServeConfig:
     longest = args.prompt.high + args.output.high + 1
-    sections: dict[str, dict[str, Any]] = {
+    sections: Sections = {
         "model": model_section(args),
         "cache": {"num_blocks": (-(-longest // 16) + 1) * args.max_num_seqs + 64},
         "scheduler": {
@@ -205,9 +186,7 @@ def _configuration(args: argparse.Namespace, name: str) -> TinyServeConfig:
             "chunked_prefill_size": args.chunked_prefill_size,
         },
     }
-    for section, values in POLICIES[name].items():
-        sections.setdefault(section, {}).update(values)
-    return TinyServeConfig.from_dict(sections)
+    return TinyServeConfig.from_dict(merged(sections, POLICIES[name]))
 
 
 def most_tok_s(times: StepModel, args: argparse.Namespace) -> float:
