@@ -19,7 +19,6 @@ from helpers.fake_service import make_engine
 from tinyserve.cli import chat, main, summary
 from tinyserve.cli.options import build_parser, configuration
 from tinyserve.cli.serve import wants_table
-from tinyserve.cli.terminal import is_fancy
 from tinyserve.config import ModelOptions, TinyServeConfig, all_settings
 from tinyserve.engine.build import Engine, build_engine
 from tinyserve.kernels.select import BackendChoice
@@ -89,9 +88,9 @@ def test_no_colour_means_plain_lines(
     variable: tuple[str, str],
 ) -> None:
     stderr = terminal(monkeypatch)
-    assert is_fancy()
+    assert wants_table(TinyServeConfig().server)
     monkeypatch.setenv(*variable)
-    assert not is_fancy()
+    assert not wants_table(TinyServeConfig().server)
     with caplog.at_level(logging.INFO, "tinyserve"):
         said(make_engine())
     assert "\x1b" not in stderr.getvalue()
@@ -111,7 +110,7 @@ def test_log_settings_hold_on_a_terminal_too(
 
 def test_pipes_get_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert not is_fancy()
+    assert not wants_table(TinyServeConfig().server)
 
 
 def test_an_open_server_is_pointed_out() -> None:

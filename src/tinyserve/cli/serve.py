@@ -6,6 +6,7 @@ import argparse
 import gc
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -14,7 +15,6 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from tinyserve.cli.options import configuration
-from tinyserve.cli.terminal import is_fancy
 from tinyserve.config import ServerConfig, TinyServeConfig
 from tinyserve.kernels.select import choose_backend
 from tinyserve.logs import configure_logging
@@ -58,8 +58,12 @@ def _serve(config: TinyServeConfig) -> int:
 
 
 def wants_table(config: ServerConfig) -> bool:
-    """Is the summary drawn, rather than logged? Log levels and formats are for logs."""
-    return is_fancy() and config.log_level in ("info", "debug") and config.log_format == "text"
+    """Is the summary drawn, rather than logged? Not in pipes, nor under NO_COLOR
+    (https://no-color.org). Log levels and formats are for logs.
+    """
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    is_log = config.log_level not in ("info", "debug") or config.log_format != "text"
+    return sys.stderr.isatty() and not is_plain and not is_log
 
 
 def in_background(load: Callable[[], Engine]) -> Future[Engine]:
