@@ -185,7 +185,12 @@ def compiled(
 ) -> Program:
     """Attention of some layers over a cache that holds numbers everywhere."""
     layout = KVLayout(
-        *(case.num_blocks, BLOCK, layers, config.num_kv_heads, config.head_dim, case.dtype)
+        num_blocks=case.num_blocks,
+        block_size=BLOCK,
+        num_layers=layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype=case.dtype,
     )
     pool = KVPool(layout, num_swap_blocks=0)
     for slab in (pool.k, pool.v):

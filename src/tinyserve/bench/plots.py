@@ -97,9 +97,6 @@ def pareto(points: Sequence[Point], path: str, *, is_simulated: bool = False) ->
     save(drawn, path)
 
 
-_FIRST = ("watched_ttft_s", "time to first token, s")
-
-
 def bars(studies: Mapping[str, Mapping[str, Point]], path: str) -> None:
     """For each study, p50 and p99 latencies of its variants."""
     columns = min(3, len(studies))
@@ -107,8 +104,10 @@ def bars(studies: Mapping[str, Mapping[str, Point]], path: str) -> None:
     drawn, axes = figure(columns, "What single mechanisms are worth", rows=rows)
     for axis, (name, variants) in zip(axes, studies.items(), strict=False):
         places = range(len(variants))
-        is_gap = name in BETWEEN_TOKENS
-        key, label = ("watched_inter_token_s", "between tokens, s") if is_gap else _FIRST
+        if name in BETWEEN_TOKENS:
+            key, label = "watched_inter_token_s", "between tokens, s"
+        else:
+            key, label = "watched_ttft_s", "time to first token, s"
         for offset, (share, alpha) in enumerate((("p50", 0.55), ("p99", 1.0))):
             drawn_bars = axis.bar(
                 [place + 0.36 * offset for place in places],

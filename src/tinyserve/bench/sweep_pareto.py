@@ -205,14 +205,13 @@ def _measured(args: argparse.Namespace, names: list[str]) -> tuple[Run, dict[str
         engines[name] = build_engine(_configuration(args, name))
         replay(engines[name].core, Shape(2, 1e6, args.prompt, Span(4, 4)).make(-1))  # warm up
     engine = engines[names[0]]
-    variant = getattr(getattr(engine.core.runner, "backend", None), "variant", None)
-
+    runner: Any = engine.core.runner
     times = _step_model(engine)
 
     def run(name: str, workload: list[Arrival]) -> list[Record]:
         return replay(engines[name].core, workload)
 
-    about = {"machine": machine(variant), "model": shown_model(engine.model_name)}
+    about = {"machine": machine(runner.backend.variant), "model": shown_model(engine.model_name)}
     return run, {**about, "step_times": dataclasses.asdict(times)}
 
 

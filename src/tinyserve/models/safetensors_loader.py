@@ -27,6 +27,7 @@ from tinyserve.kernels.formats import F32, FloatWeight, widen
 from tinyserve.models.layout import Shape
 
 INDEX = "model.safetensors.index.json"
+MAX_HEADER_SIZE = 100_000_000  # bytes, by the format; more is the beginning of something else
 _PART = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})\.safetensors")
 
 logger = logging.getLogger(__name__)
@@ -64,9 +65,6 @@ class StoredTensor:
                 f"(supported: {', '.join(DTYPES)})"
             )
         return dtype
-
-
-MAX_HEADER_SIZE = 100_000_000  # bytes, by the format; more is the beginning of something else
 
 
 class SafetensorsFile:

@@ -30,6 +30,13 @@ WHITESPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
 
 _GBNF_RULE = re.compile(r"^[ \t]*[\w.-]+[ \t]*::=", re.M)
+_LITERAL = r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]'  # in GBNF: a text, or a class of characters
+
+# The automaton of "a multiple of m" has m states, which nothing in the compiler bounds.
+MAX_MULTIPLE = 20_000
+MAX_DIGITS = 40
+_MULTIPLE_OF = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
+_COMBINING = re.compile(r'"(?:allOf|anyOf|oneOf|\$ref)"\s*:')
 
 SpecialId = Callable[[str], int | None]
 
@@ -138,9 +145,6 @@ def _without_escapes(gbnf: str) -> str:
     return re.sub(escape, character, gbnf)
 
 
-_LITERAL = r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]'  # in GBNF: a text, or a class of characters
-
-
 def _with_joined_lines(gbnf: str) -> str:
     """Alternatives may stand on lines of their own, as xgrammar reads them; comments are gone."""
     bare = re.sub(rf"({_LITERAL})|#[^\n]*", lambda m: m[1] or "", gbnf)
@@ -165,13 +169,6 @@ def _with_nested_repeats(gbnf: str) -> str:
     """`("a"?)*` as `("a"? "")*`: the converter would leave the parentheses out."""
     repeat = rf"{_LITERAL}|([*+?}}])(?=\s*\)\s*[*+?{{])"
     return re.sub(repeat, lambda m: f'{m[1]} ""' if m[1] else m[0], gbnf)
-
-
-# The automaton of "a multiple of m" has m states, which nothing in the compiler bounds.
-MAX_MULTIPLE = 20_000
-MAX_DIGITS = 40
-_MULTIPLE_OF = re.compile(r'"multipleOf"\s*:\s*([-+0-9.eE]+)')
-_COMBINING = re.compile(r'"(?:allOf|anyOf|oneOf|\$ref)"\s*:')
 
 
 def _check_multiples(text: str, param: str | None) -> None:

@@ -20,6 +20,10 @@ from tinyserve.text.tool_xml import END_OF_VALUE, PARAMETER
 _MAX_UNDECLARED = 16
 _KEYWORD = re.compile(r"[\w.+-]+")  # what `tool_pythonic` reads as one
 _NAME = "/[a-zA-Z_][a-zA-Z0-9_]{0,63}/"
+_OPEN_END, _CLOSE = ">\n", f"\n{END_OF_VALUE}\n"
+_NOTHING = '""'
+_PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
+_REFERS_ELSEWHERE = re.compile(r'"\$ref": "#(?!/(\$defs|definitions)/)')
 
 
 def as_json_rules(rule: str, schema: Mapping[str, Any]) -> list[str]:
@@ -71,11 +75,6 @@ def as_python_rules(rule: str, schema: Mapping[str, Any]) -> list[str]:
     return [f"{rule}: {rule}_first_0", *rules, *ends]
 
 
-_REFERS_ELSEWHERE = re.compile(r'"\$ref": "#(?!/(\$defs|definitions)/)')
-_OPEN_END, _CLOSE = ">\n", f"\n{END_OF_VALUE}\n"
-_NOTHING = '""'
-
-
 def _declared(schema: Mapping[str, Any]) -> list[str] | None:
     """The names of the arguments; None where the schema leaves them open."""
     properties = schema.get("properties")
@@ -113,9 +112,6 @@ def _python_value(schema: Mapping[str, Any], name: str) -> str:
     if types and types <= _PYTHON_WORDS.keys():
         return " | ".join(words)
     return " | ".join([f"%json {_part(schema, name)}", *words])
-
-
-_PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
 
 
 def _part(schema: Mapping[str, Any], name: str) -> str:
