@@ -20,7 +20,7 @@ from typing import Any
 from tinyserve.bench import spec_pairs
 from tinyserve.bench.common import model_section
 from tinyserve.bench.offline_cases import configuration
-from tinyserve.bench.spec_runs import Case, Run, accepted_share, switched_off
+from tinyserve.bench.spec_runs import Case, Run, accepted_share, had_drafts, switched_off
 from tinyserve.bench.spec_texts import conversation, random_ids, text
 from tinyserve.bench.stranger import write_stranger
 from tinyserve.config import SpecConfig, TinyServeConfig
@@ -114,28 +114,25 @@ class Bench:
     def _run(self, case: Case, drafter: Drafter | None) -> Run:
         core = self._core(drafter, KVManager.from_config(self.engine.config.cache))
         outputs: list[tuple[int, ...]] = []
-        num_tokens, num_steps, seconds, drafts = 0, 0, 0.0, 0
+        num_tokens, num_steps, seconds = 0, 0, 0.0
         steps: list[tuple[float, bool]] = []
         for first in range(0, self._count(case), case.streams):
-            batch: dict[str, list[int]] = {}
+            said: dict[str, list[int]] = {}
             for request in self._requests(case, first, self._ends(case)):
                 core.add_request(request)
-                batch[request.request_id] = []
-            begin = 0.0
+                said[request.request_id] = []
+            while core.has_work() and not all(said.values()):
+                _step(core, said)
+                steps.append((seconds, had_drafts(core)))
+            tokens_before, steps_before = sum(map(len, said.values())), len(steps)
+            begin = time.perf_counter()
             while core.has_work():
-                for output in core.step():
-                    batch[output.request_id] += output.new_token_ids
-                before, drafts = drafts, core.stats().num_draft_tokens
-                since = time.perf_counter() - begin if begin else 0.0
-                steps.append((seconds + since, drafts > before))
-                if not begin and all(batch.values()):
-                    begin = time.perf_counter()
-                    num_tokens -= sum(map(len, batch.values()))
-                    num_steps -= core.stats().num_steps
+                _step(core, said)
+                steps.append((seconds + time.perf_counter() - begin, had_drafts(core)))
             seconds += time.perf_counter() - begin
-            num_tokens += sum(map(len, batch.values()))
-            num_steps += core.stats().num_steps
-            outputs += [tuple(tokens) for tokens in batch.values()]
+            num_tokens += sum(map(len, said.values())) - tokens_before
+            num_steps += len(steps) - steps_before
+            outputs += [tuple(tokens) for tokens in said.values()]
         stats = core.stats()
         return Run(
             tuple(outputs),
@@ -230,3 +227,9 @@ class Bench:
             512 + args.new,
             spec={**spec, "enabled": False, "verification": args.verification},
         )
+
+
+def _step(core: EngineCore, said: dict[str, list[int]]) -> None:
+    """One step; its tokens join what each request has said."""
+    for output in core.step():
+        said[output.request_id] += output.new_token_ids

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from tinyserve.bench.spec_runs import had_drafts
 from tinyserve.config import CacheConfig
 from tinyserve.engine.core import EngineCore
 from tinyserve.engine.request import EngineRequest
@@ -93,10 +94,8 @@ class Side:
         for _ in range(steps):
             if not self._step():
                 return None
-            lap = self.core.lap
-            chunks = lap.step.plan.chunks if lap is not None else ()
-            has_drafts = any(chunk.num_drafts for chunk in chunks)
-            self.drafting.append((self.total.wall_s + time.perf_counter() - wall, has_drafts))
+            seconds = self.total.wall_s + time.perf_counter() - wall
+            self.drafting.append((seconds, had_drafts(self.core)))
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         found = Cost(sum(map(len, self.said.values())) - before, wall, cpu)
         self.total = self.total.plus(found)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tinyserve.engine.core import EngineCore
+
 
 @dataclass(frozen=True)
 class Case:
@@ -34,6 +36,11 @@ class Run:
     def rate(self) -> float:
         """Tokens a second, all streams together."""
         return self.num_tokens / self.seconds
+
+
+def had_drafts(core: EngineCore) -> bool:
+    """Whether the latest step verified any."""
+    return core.lap is not None and any(chunk.num_drafts for chunk in core.lap.step.plan.chunks)
 
 
 def switched_off(steps: Sequence[tuple[float, bool]]) -> float | None:
