@@ -85,52 +85,35 @@ async def post(
     url: str, body: Mapping[str, Any], headers: Mapping[str, str], timeout_s: float
 ) -> Answer:
     """POST JSON and collect the answer. Raises OSError, TimeoutError, HttpParserError."""
+    try:
+        return await asyncio.wait_for(_post(url, body, headers), timeout_s)
+    except asyncio.TimeoutError:  # which is not TimeoutError before Python 3.11
+        raise TimeoutError(f"no answer within {timeout_s:g} s") from None
+
+
+async def _post(url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Answer:
     place = urllib.parse.urlsplit(url)
     is_https = place.scheme == "https"
     host, port = place.hostname or "127.0.0.1", place.port or (443 if is_https else 80)
-    async with _deadline(timeout_s):
-        reader, writer = await asyncio.open_connection(host, port, ssl=is_https or None)
-        try:
-            payload = json.dumps(body).encode()
-            lines = [
-                f"POST {place.path} HTTP/1.1",
-                f"Host: {place.netloc.rpartition('@')[2]}",
-                "Content-Type: application/json",
-                f"Content-Length: {len(payload)}",
-                "Connection: close",
-                *(f"{name}: {value}" for name, value in headers.items()),
-            ]
-            writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + payload)
-            answer = Answer()
-            collector = _Collector(answer)
-            while not answer.is_complete and (data := await reader.read(65536)):
-                collector.parser.feed_data(data)
-            collector.finish()
-            return answer
-        finally:
-            writer.close()
-            with contextlib.suppress(OSError):
-                await writer.wait_closed()
-
-
-class _deadline:
-    """`asyncio.timeout`, which Python 3.10 lacks."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._is_over = False
-
-    async def __aenter__(self) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        self._timer = asyncio.get_running_loop().call_later(self._seconds, self._expire)
-
-    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        self._timer.cancel()
-        if self._is_over and kind is asyncio.CancelledError:
-            raise TimeoutError(f"no answer within {self._seconds:g} s")
-
-    def _expire(self) -> None:
-        self._is_over = True
-        self._task.cancel()
+    reader, writer = await asyncio.open_connection(host, port, ssl=is_https or None)
+    try:
+        payload = json.dumps(body).encode()
+        lines = [
+            f"POST {place.path} HTTP/1.1",
+            f"Host: {place.netloc.rpartition('@')[2]}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(payload)}",
+            "Connection: close",
+            *(f"{name}: {value}" for name, value in headers.items()),
+        ]
+        writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + payload)
+        answer = Answer()
+        collector = _Collector(answer)
+        while not answer.is_complete and (data := await reader.read(65536)):
+            collector.parser.feed_data(data)
+        collector.finish()
+        return answer
+    finally:
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
