@@ -185,14 +185,14 @@ class DraftModelProposer:
     def _catch_up(self, late: list[tuple[Sequence, Shadow]]) -> None:
         """Compute known tokens of shadows that are far behind, as many as one run may hold."""
         left = self.limits.max_tokens
-        chunks = []
-        ends = [len(seq.token_ids) - 1 for seq, _ in late]
-        for i, (seq, shadow) in enumerate(late):
+        chunks, ends = [], []
+        for seq, shadow in late:
             begin = shadow.num_known
-            ends[i] = min(ends[i], begin + left)
-            left -= ends[i] - begin
-            if ends[i] > begin:
-                chunks.append(self._chunk(seq.seq_id, shadow, seq.token_ids[begin : ends[i]]))
+            end = min(len(seq.token_ids) - 1, begin + left)
+            left -= end - begin
+            ends.append(end)
+            if end > begin:
+                chunks.append(self._chunk(seq.seq_id, shadow, seq.token_ids[begin:end]))
         self._run(chunks)
         for (seq, shadow), end in zip(late, ends, strict=True):
             self._computed(seq, shadow, end)

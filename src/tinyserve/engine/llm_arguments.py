@@ -21,18 +21,18 @@ def prompts_of(value: Any, *, param: str) -> list[Prompt]:
     its `prompt_token_ids`, by themselves or among others. Raises RequestError.
     """
     if isinstance(value, Mapping):
-        return [_from_mapping(value, param)]
+        return [_one_prompt(value, param)]
     value = plain(value)
     if not isinstance(value, list):
         return split_prompts(value, param=param)
     items = [item if isinstance(item, Mapping) else _ids(plain(item)) for item in value]
     if any(isinstance(item, Mapping) for item in items):
-        return [_from_mapping(item, param) for item in items]
+        return [_one_prompt(item, param) for item in items]
     return split_prompts(items, param=param)
 
 
-def _from_mapping(value: Any, param: str) -> Prompt:
-    """One prompt; where a mapping has both forms, the ids are what counts."""
+def _one_prompt(value: Any, param: str) -> Prompt:
+    """A prompt, or a mapping with one; where that has both forms, the ids are what counts."""
     found = value
     if isinstance(value, Mapping):
         unknown = [name for name in value if name not in _PROMPT_FIELDS]

@@ -36,7 +36,8 @@ def cgroup_limits(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> list[tu
     with contextlib.suppress(OSError):
         for line in membership.read_text().splitlines():
             _, controllers, path = f"{line}::".split(":")[:3]
-            folder = (base := root / controllers) / path.strip("/")
+            base = root / controllers
+            folder = base / path.strip("/")
             while controllers in ("", "memory") and folder != base:
                 folders.append(folder)
                 folder = folder.parent

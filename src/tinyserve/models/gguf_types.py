@@ -46,16 +46,9 @@ class GGMLType:
     unpack: Callable[[U8], Weight]
 
 
-def unpack_f32(rows: U8) -> FloatWeight:
-    return FloatWeight(rows.view("<f4"))
-
-
-def unpack_f16(rows: U8) -> FloatWeight:
-    return FloatWeight(rows.view("<f2"))
-
-
-def unpack_bf16(rows: U8) -> FloatWeight:
-    return FloatWeight(rows.view("<u2"))
+def unpack_floats(dtype: str) -> Callable[[U8], FloatWeight]:
+    """Of a plain type (bf16 as uint16)."""
+    return lambda rows: FloatWeight(rows.view(dtype))
 
 
 def unpack_q8_0(rows: U8) -> Int8Weight:
@@ -157,9 +150,9 @@ def _f32(array: NDArray[Any]) -> F32:
 
 
 SUPPORTED: dict[int, GGMLType] = {
-    0: GGMLType("F32", 1, 4, unpack_f32),
-    1: GGMLType("F16", 1, 2, unpack_f16),
-    30: GGMLType("BF16", 1, 2, unpack_bf16),
+    0: GGMLType("F32", 1, 4, unpack_floats("<f4")),
+    1: GGMLType("F16", 1, 2, unpack_floats("<f2")),
+    30: GGMLType("BF16", 1, 2, unpack_floats("<u2")),
     2: GGMLType("Q4_0", 32, _Q4_0.itemsize, unpack_q4_0),
     3: GGMLType("Q4_1", 32, _Q4_1.itemsize, unpack_q4_1),
     6: GGMLType("Q5_0", 32, _Q5_0.itemsize, unpack_q5_0),

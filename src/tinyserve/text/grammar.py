@@ -100,8 +100,10 @@ class Pending(Future[Grammar]):
     @property
     def is_worn(self) -> bool:
         """Whether it is there, but to be compiled anew."""
-        if not self.done() or self.cancelled():
-            return self.cancelled()
+        if self.cancelled():
+            return True
+        if not self.done():
+            return False
         error = self.exception()
         return self.result().is_worn if error is None else not isinstance(error, RequestError)
 
