@@ -1,7 +1,10 @@
-"""Text files that people bring: what editors and Git put into them. Knows no format."""
+"""Text files that people bring: what editors and Git put into them; and room in folders of files
+that can be made again. Knows no format.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 _POINTER = b"version https://git-lfs"
@@ -23,3 +26,14 @@ def pointer_hint(path: Path) -> str:
     with path.open("rb") as file:
         is_pointer = file.read(24).startswith(_POINTER)
     return ": it is a Git LFS pointer; `git lfs pull` fetches the file itself" if is_pointer else ""
+
+
+def make_room(files: Iterable[Path], limit: int, newest: Path) -> None:
+    """Remove the files that were used least recently until the rest takes `limit` bytes; `newest`
+    stays in any case. Raises OSError, such as where others make room, too.
+    """
+    total = 0
+    for _, path in sorted(((path.stat().st_atime, path) for path in files), reverse=True):
+        total += path.stat().st_size
+        if total > limit and path != newest:
+            path.unlink()

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from tinyserve.config import ModelOptions
+from tinyserve.files import make_room
 from tinyserve.kernels.ops import NUMERICS_VERSION, Backend, Linear
 from tinyserve.kernels.packing import PACKING_VERSION, PackedWeight, aligned_bytes
 from tinyserve.models.cache import cache_dir, sweep
@@ -32,7 +33,7 @@ from tinyserve.signals import undone_at_end
 
 logger = logging.getLogger("tinyserve")
 
-KEPT = 8 << 30  # bytes of all files; beyond that the least recently used are removed
+KEPT = 8 << 30  # bytes of all files: there is one for each model, option and version
 LARGEST = 2 << 30  # bytes; larger models are packed at every start rather than kept twice on disk
 ALIGNMENT = 64
 UNDONE = ".tmp"  # files still being written
@@ -89,8 +90,8 @@ class PackedCache:
         except OSError as error:
             logger.warning("could not keep the packed weights in %s: %s", self._path, error)
             return
-        with contextlib.suppress(OSError):  # others make room, too
-            _make_room(self._path)
+        with contextlib.suppress(OSError):
+            make_room(self._path.parent.glob("*.bin"), KEPT, self._path)
 
     def _read(self, path: Path) -> None:
         try:
@@ -152,16 +153,6 @@ class PackedCache:
                 os.replace(undone, path)
             finally:
                 remove()
-
-
-def _make_room(newest: Path) -> None:
-    """Keep the folder within KEPT: each model, option and version has a file of its own."""
-    files = [(path.stat().st_atime, path) for path in newest.parent.glob("*.bin")]
-    total = 0
-    for _, path in sorted(files, reverse=True):
-        total += path.stat().st_size
-        if total > KEPT and path != newest:
-            path.unlink()
 
 
 def _first_line(checksum: int) -> bytes:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tinyserve.errors import ModelLoadError
-from tinyserve.files import pointer_hint
+from tinyserve.files import make_room, pointer_hint
 from tinyserve.text.tokenizer_spec import TokenizerSpec
 
 if TYPE_CHECKING:
@@ -102,18 +102,8 @@ def _write(path: Path, backend: tokenizers.Tokenizer) -> None:
             temporary.unlink()
         logger.warning("cannot write the tokenizer cache %s: %s", path, error)
         return
-    with contextlib.suppress(OSError):  # others make room, too
-        _make_room(path)
-
-
-def _make_room(newest: Path) -> None:
-    """Keep the folder within KEPT, with what killed writers left in it."""
-    files = [(path.stat().st_mtime, path) for path in newest.parent.iterdir()]
-    total = 0
-    for _, path in sorted(files, reverse=True):
-        total += path.stat().st_size
-        if total > KEPT and path != newest:
-            path.unlink()
+    with contextlib.suppress(OSError):
+        make_room(path.parent.iterdir(), KEPT, path)  # with what killed writers left there
 
 
 def _fast_json(backend: tokenizers.Tokenizer) -> bytes:
