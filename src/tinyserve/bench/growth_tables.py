@@ -28,14 +28,10 @@ def steps_table(lines: list[dict[str, Any]]) -> str:
     share of the limit where that is known.
     """
     base = lines[0]["ms"]
-    rows = [
-        [
-            *(line["streams"], line["context"], line["ms"], line["ms"] / base),
-            1e3 * line["streams"] / line["ms"],
-            *of_limit(line),
-        ]
-        for line in lines
-    ]
+    rows = []
+    for line in lines:
+        streams, ms = line["streams"], line["ms"]
+        rows.append([streams, line["context"], ms, ms / base, 1e3 * streams / ms, *of_limit(line)])
     header = ["streams", "context", "step ms", "to the first", "tok/s"]
     return table(header + (["of the limit"] if of_limit(lines[0]) else []), rows)
 

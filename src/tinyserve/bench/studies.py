@@ -247,20 +247,11 @@ def report(variants: dict[str, dict[str, Any]], watched: str) -> str:
     rows = []
     for name, found in variants.items():
         latencies = [both(found[key]) for key in ("watched_ttft_s", "watched_inter_token_s")]
-        rows.append(
-            [
-                *(name, found["output_tok_s"], *latencies),
-                *(found["preemptions"], found["cached_tokens"], found["computed_tokens"]),
-            ]
-        )
+        counts = [found[key] for key in ("preemptions", "cached_tokens", "computed_tokens")]
+        rows.append([name, found["output_tok_s"], *latencies, *counts])
     whose = f" of {watched}" if watched else ""
-    return table(
-        [
-            *("variant", "tok/s", f"TTFT{whose}, ms", f"inter-token{whose}, ms"),
-            *("preemptions", "cached tokens", "computed tokens"),
-        ],
-        rows,
-    )
+    header = ["variant", "tok/s", f"TTFT{whose}, ms", f"inter-token{whose}, ms"]
+    return table([*header, "preemptions", "cached tokens", "computed tokens"], rows)
 
 
 def _configuration(study: Study, name: str, args: argparse.Namespace) -> TinyServeConfig:

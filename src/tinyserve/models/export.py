@@ -137,7 +137,11 @@ def _scaling(rope: RopeConfig) -> dict[str, Any]:
     names = {
         "llama3": ("low_freq_factor", "high_freq_factor"),
         "yarn": (
-            *("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
+            "beta_fast",
+            "beta_slow",
+            "attention_factor",
+            "mscale",
+            "mscale_all_dim",
             "truncate",
         ),
     }.get(rope.kind, ())

@@ -65,9 +65,7 @@ class AdaptiveController:
         self.times = StepTimes()
         self._records: dict[int, _Record] = {}
         self._all = _Record()
-        self._draft_times: deque[float] = deque(
-            maxlen=7
-        )  # seconds of proposing, per token of depth
+        self._draft_times: deque[float] = deque(maxlen=7)  # seconds of proposing a token of depth
         self._depth = 0  # the longest draft asked for in this step
         self._credit = 0.0  # seconds that probes may still cost
         self._probe_cost = 0.0  # seconds that the next one is expected to cost
