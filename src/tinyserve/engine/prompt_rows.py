@@ -7,8 +7,8 @@ how a prompt was cut, on the batch, or on preemption. Knows no scheduler and no 
 
     position      0    1    2   ...   n-1
     scores             the logprob of token p + 1 comes from row p: rows 0 .. n-2
-    mean          x    x    x    x    x
-    last                              x
+    states, mean  x    x    x    x    x
+    states, last                      x
 """
 
 from __future__ import annotations
@@ -71,76 +71,46 @@ class PromptScores:
         output.prompt_logprobs = self._scores
 
 
-class LastState:
-    """The hidden state of the last prompt token."""
+class PooledState:
+    """The mean of the hidden states from position `first` on, summed in f64, one row after another.
+    That of the last token alone is its own state, bit for bit.
+    """
 
-    def __init__(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
+    def __init__(self, prompt_ids: Sequence[int], params: SamplingParams, first: int) -> None:
         self._prompt_ids = prompt_ids
         self._params = params
-        self._state: NDArray[np.float32] | None = None
-
-    @property
-    def positions(self) -> range:
-        num_prompt = len(self._prompt_ids)
-        return range(num_prompt - (self._state is None), num_prompt)
-
-    def row(self, position: int, row: int) -> SampleRow:
-        return _state_row(self._prompt_ids, self._params, position, row)
-
-    def take(self, read: Sequence[SampledToken]) -> None:
-        for token in read:
-            assert token.state is not None
-            self._state = token.state.copy()  # it may be a row of something larger
-
-    def deliver(self, output: RequestOutput) -> None:
-        output.embedding = self._state
-        output.finish_reason = "stop"
-
-
-class MeanState:
-    """The mean of the hidden states of all prompt tokens, summed in f64, one row after another."""
-
-    def __init__(self, prompt_ids: Sequence[int], params: SamplingParams) -> None:
-        self._prompt_ids = prompt_ids
-        self._params = params
+        self._first = self._next = first
         self._sum: NDArray[np.float64] | None = None
-        self._count = 0
 
     @property
     def positions(self) -> range:
-        return range(self._count, len(self._prompt_ids))
+        return range(self._next, len(self._prompt_ids))
 
     def row(self, position: int, row: int) -> SampleRow:
-        return _state_row(self._prompt_ids, self._params, position, row)
+        read = _row(self._prompt_ids, self._params, position, row)
+        read.wants_state = True
+        return read
 
     def take(self, read: Sequence[SampledToken]) -> None:
         for token in read:
             assert token.state is not None
-            if self._sum is None:
-                self._sum = np.zeros(len(token.state), np.float64)
-            self._sum += token.state
-            self._count += 1
+            state = token.state.astype(np.float64)
+            self._sum = state if self._sum is None else self._sum + state
+            self._next += 1
 
     def deliver(self, output: RequestOutput) -> None:
         assert self._sum is not None
-        output.embedding = (self._sum / self._count).astype(np.float32)
+        output.embedding = (self._sum / (self._next - self._first)).astype(np.float32)
         output.finish_reason = "stop"
 
 
 def reader_of(request: EngineRequest, prompt_ids: Sequence[int]) -> PromptReader | None:
     """The reader that a request asks for, if any."""
     params = request.params
-    if request.pooling == "mean":
-        return MeanState(prompt_ids, params)
-    if request.pooling == "last":
-        return LastState(prompt_ids, params)
+    if request.pooling is not None:
+        first = 0 if request.pooling == "mean" else len(prompt_ids) - 1
+        return PooledState(prompt_ids, params, first)
     return PromptScores(prompt_ids, params) if params.prompt_logprobs is not None else None
-
-
-def _state_row(ids: Sequence[int], params: SamplingParams, position: int, row: int) -> SampleRow:
-    read = _row(ids, params, position, row)
-    read.wants_state = True
-    return read
 
 
 def _row(ids: Sequence[int], params: SamplingParams, position: int, row: int) -> SampleRow:
