@@ -62,8 +62,6 @@ def test_nothing_is_copied_and_bf16_stays_bits(
     assert not weight.data.flags.owndata
     assert not weight.data.flags.writeable
     assert source.vector("norm").dtype == np.float32
-    with pytest.raises(ModelLoadError, match="no tensor other"):
-        source.weight("other")
 
 
 @pytest.mark.parametrize("kept", [0, 4, 8, 50, -1])

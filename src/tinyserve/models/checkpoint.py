@@ -24,8 +24,7 @@ logger = logging.getLogger(__name__)
 class TensorSource(Protocol):
     """A model's tensors under Hugging Face's names (`model.layers.0.self_attn.q_proj.weight`).
 
-    Complete and of the right shapes: loaders check that before they hand one out. Both readers
-    raise ModelLoadError naming the tensor when there is none of that name.
+    Complete and of the right shapes: loaders check that before they hand one out.
     """
 
     def names(self) -> Collection[str]:

@@ -117,21 +117,15 @@ class GGUFTensors:
         return self._infos.keys()
 
     def weight(self, name: str) -> Weight:
-        info = self._info(name)
+        info = self._infos[name]
         return SUPPORTED[info.type_id].unpack(self._rows(name, info))
 
     def vector(self, name: str) -> F32:
-        info = self._info(name)
+        info = self._infos[name]
         raw = self._file.raw(info)
         values = SUPPORTED[info.type_id].unpack(raw).dequantize().reshape(-1)
         order = self._row_order(name, values.size)
         return values if order is None else values[order]
-
-    def _info(self, name: str) -> TensorInfo:
-        info = self._infos.get(name)
-        if info is None:
-            raise ModelLoadError(f"{self._file.path}: there is no tensor {name}")
-        return info
 
     def _rows(self, name: str, info: TensorInfo) -> NDArray[np.uint8]:
         raw = self._file.raw(info)

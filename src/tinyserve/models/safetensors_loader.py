@@ -136,16 +136,10 @@ class SafetensorsSource:
         return self._tensors.keys()
 
     def weight(self, name: str) -> FloatWeight:
-        return FloatWeight(self._stored(name).read())
+        return FloatWeight(self._tensors[name].read())
 
     def vector(self, name: str) -> F32:
-        return widen(self._stored(name).read())
-
-    def _stored(self, name: str) -> StoredTensor:
-        tensor = self._tensors.get(name)
-        if tensor is None:
-            raise ModelLoadError(f"the checkpoint has no tensor {name}")
-        return tensor
+        return widen(self._tensors[name].read())
 
 
 def find_files(folder: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from tinyserve.errors import ModelLoadError
 from tinyserve.kernels.formats import F32, FloatWeight
 from tinyserve.models.checkpoint import Checkpoint
 from tinyserve.models.config import ModelConfig, RopeConfig
-from tinyserve.models.layout import EMBEDDING, LM_HEAD, Shape, tensor_shapes
+from tinyserve.models.layout import EMBEDDING, LM_HEAD, tensor_shapes
 from tinyserve.models.synthetic_tokenizer import EOS_ID, tokenizer_spec
 
 _LOGIT_SPREAD = 2.0
@@ -133,25 +133,16 @@ class SyntheticTensors:
         return self._shapes.keys()
 
     def weight(self, name: str) -> FloatWeight:
-        shape = self._shape(name)
-        fan_in = shape[1]
+        fan_in = self._shapes[name][1]
         spread = _LOGIT_SPREAD if name in (EMBEDDING, LM_HEAD) else 1.0
-        return FloatWeight(self._normal(name, shape, spread / math.sqrt(fan_in)))
+        return FloatWeight(self._normal(name, spread / math.sqrt(fan_in)))
 
     def vector(self, name: str) -> F32:
-        shape = self._shape(name)
-        if name.endswith("bias"):
-            return self._normal(name, shape, 0.1)
-        return self._normal(name, shape, 0.1) + np.float32(1.0)
+        values = self._normal(name, 0.1)
+        return values if name.endswith("bias") else values + np.float32(1.0)
 
-    def _shape(self, name: str) -> Shape:
-        shape = self._shapes.get(name)
-        if shape is None:
-            raise ModelLoadError(f"the synthetic model has no tensor {name}")
-        return shape
-
-    def _normal(self, name: str, shape: Shape, spread: float) -> F32:
+    def _normal(self, name: str, spread: float) -> F32:
         generator = np.random.Generator(np.random.Philox(key=[self._seed, self._order[name]]))
-        values = generator.standard_normal(shape, dtype=np.float32)
+        values = generator.standard_normal(self._shapes[name], dtype=np.float32)
         values *= np.float32(spread)
         return values
