@@ -18,6 +18,7 @@ from tinyserve.engine.plan import StepPlan
 from tinyserve.engine.request import EngineRequest, EngineStats, RequestOutput
 from tinyserve.engine.snapshot import EngineSnapshot
 from tinyserve.engine.step import Lap
+from tinyserve.engine.trace import TraceRecorder
 
 MAX_RECORDS = 1 << 16  # that wait to be taken out; beyond, the oldest are dropped
 
@@ -75,19 +76,13 @@ class Core(Protocol):
     def snapshot(self) -> EngineSnapshot: ...
 
 
-class Tracer(Protocol):
-    """Who wants to see each step in full; on the engine thread."""
-
-    def add(self, lap: Lap, outputs: list[RequestOutput], stats: EngineStats) -> None: ...
-
-
 class TimedCore:
     """See the module. All methods belong to the engine thread, `records` also to their reader."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
         self._unscheduled: set[str] = set()  # requests that no step has computed yet
-        self.tracer: Tracer | None = None
+        self.tracer: TraceRecorder | None = None  # while a trace is being recorded
         self.records: deque[Record] = deque(maxlen=MAX_RECORDS)
 
     def add_request(self, request: EngineRequest) -> None:

@@ -66,7 +66,7 @@ class TraceRecorder:
         self._preempted: set[Key] = set()
 
     def add(self, lap: Lap, outputs: list[RequestOutput], stats: EngineStats) -> None:
-        """Take down one step. Implements `timing.Tracer`."""
+        """Take down one step."""
         self._room -= 1 + len(lap.step.seqs)
         if self._room < 0:
             self.num_missed += 1
