@@ -34,12 +34,12 @@ from tinyserve.kernels.ops import AttentionSpec, Batch, KVLayout
 from tinyserve.kernels.recorder import Program
 from tinyserve.kernels.threads import default_threads
 from tinyserve.kv.pool import KVPool
+from tinyserve.kv_budget import ELEMENT_BYTES, block_bytes
 from tinyserve.models.config import ModelConfig
 from tinyserve.models.synthetic import synthetic_config
 
 MODULE = "attention"
 BLOCK = 16
-ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "int8": 1}
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,7 @@ class Case:
         """Keys and values of one layer, shared ones once; int8's scales too."""
         keys = self.shared_blocks * BLOCK
         keys += self.streams * (self.context - keys)
-        item = ITEM_BYTES[self.dtype] * config.head_dim + (4 if self.dtype == "int8" else 0)
-        return 2 * keys * config.num_kv_heads * item
+        return block_bytes(config, keys, self.dtype) // config.num_layers
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -77,9 +76,9 @@ def main(argv: list[str] | None = None) -> None:
     add("--shape", default="135m", help="the model whose heads are measured")
     add(
         "--dtypes",
-        type=names_of(ITEM_BYTES, "KV type"),
+        type=names_of(ELEMENT_BYTES, "KV type"),
         default="f32,f16,int8",
-        help=f"KV types, separated by commas (there are {', '.join(ITEM_BYTES)})",
+        help=f"KV types, separated by commas (there are {', '.join(ELEMENT_BYTES)})",
     )
     add("--contexts", type=ints, default=[64, 512, 1024, 4096], help="tokens of each stream")
     add("--streams", type=ints, default=[1, 8, 32], help="streams at once")
