@@ -100,7 +100,7 @@ def _with_parsed_arguments(call: Any, where: str) -> dict[str, Any]:
         raise RequestError(f"{where}.function.arguments must be a string of JSON", param=where)
     if not isinstance(arguments, Mapping):
         # What a model wrote need not be JSON, nor its escapes characters; then the template gets it
-        # as it is (TOOL-05).
+        # as it is.
         with contextlib.suppress(ValueError, RecursionError):
             parsed = json.loads(arguments) if arguments and arguments.strip() else {}
             json.dumps(parsed, ensure_ascii=False).encode()

@@ -179,8 +179,8 @@ def special_marks(
 def special_stops(tokenizer: Tokenizer, stops: Iterable[str]) -> dict[int, str]:
     """The stop strings that are exactly one special token, by its id.
 
-    A special token leaves no text when it is skipped, so its id must stop as well (STR-10). The
-    same characters can also come from ordinary tokens, so the strings stay stop strings.
+    A special token leaves no text when it is skipped, so its id must stop as well. The same
+    characters can also come from ordinary tokens, so the strings stay stop strings.
     """
     ids = ((tokenizer.special_id(stop), stop) for stop in stops)
     return {token_id: stop for token_id, stop in ids if token_id is not None}

@@ -3,7 +3,7 @@
 It owns what happens when a template refuses a conversation: every failure is a RequestError that
 carries the template's words. What a message may look like is `text/normalise.py`'s. It knows no
 tokens; a rendered prompt holds all special tokens it needs, so it is encoded with
-`add_special_tokens=False` (CHAT-03).
+`add_special_tokens=False`.
 
 Following Hugging Face's chat templates: https://huggingface.co/docs/transformers/chat_templating
 """
@@ -81,7 +81,7 @@ class ChatTemplate:
         return ChatTemplate(source, special_tokens=self._special_tokens)
 
     def source_for(self, *, has_tools: bool) -> str:
-        """The template's text. Raises RequestError where there is none (CHAT-01, CHAT-02)."""
+        """The template's text. Raises RequestError where there is none."""
         source = self._named.get("tool_use", self._source) if has_tools else self._source
         if source is None:
             raise RequestError(
@@ -185,7 +185,7 @@ class ChatTemplate:
 
     def _reads_parts_alone(self, source: str) -> bool:
         """Whether the template shows some messages only where contents are lists of parts, as those
-        of models that also see images do. It passes over texts without a word (CHAT-02).
+        of models that also see images do. It passes over texts without a word.
         """
         wants = self._wants_parts.get(source)
         if wants is None:
@@ -254,7 +254,7 @@ def _file_or_text(value: str) -> str:
 
 
 def _check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
-    """No variable may take the place of the conversation itself (CHAT-08)."""
+    """No variable may take the place of the conversation itself."""
     clash = sorted(_RESERVED.intersection(kwargs))
     if clash:
         raise RequestError(

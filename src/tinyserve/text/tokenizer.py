@@ -68,13 +68,13 @@ class Tokenizer:
     def encode(
         self, text: str, *, add_special_tokens: bool = True, is_whole: bool = False
     ) -> list[int]:
-        """The ids of a prompt; special tokens written in the text become their ids (LOAD-09).
+        """The ids of a prompt; special tokens written in the text become their ids.
 
         With `add_special_tokens` the model's BOS comes first if it uses one, but only once: where
-        the text already begins with it, none is added and the log says so once (CHAT-03). An EOS is
-        never appended to a prompt (CHAT-05), but to a text that `is_whole`, to be embedded and not
-        continued, where the model's files say so: such models were trained to be read off there. A
-        rendered chat is encoded with `add_special_tokens=False`.
+        the text already begins with it, none is added and the log says so once. An EOS is never
+        appended to a prompt, but to a text that `is_whole`, to be embedded and not continued, where
+        the model's files say so: such models were trained to be read off there. A rendered chat is
+        encoded with `add_special_tokens=False`.
         Raises RequestError for text that is not Unicode (a lone surrogate), or that the vocabulary
         has no tokens for.
         """
@@ -112,7 +112,7 @@ class Tokenizer:
         return text[:strip].lstrip(" ") + text[strip:] if strip else text
 
     def token_bytes(self, token_id: int, strip: int = 0) -> bytes:
-        """The exact bytes of one token, b"" for an id outside the vocabulary (SAM-11).
+        """The exact bytes of one token, b"" for an id outside the vocabulary.
 
         `strip`: at the beginning of a text it loses so many leading spaces.
         """
