@@ -142,7 +142,7 @@ def test_a_router_by_prefix_keeps_conversations_together() -> None:
     prefix = tuple(range(64))
     workload = [Arrival(0.1 * i, (*prefix, i), 2) for i in range(20)]
     fleet = Fleet(core, 8)
-    fleet.run(workload, by_prefix())
+    fleet.run(workload, by_prefix)
     assert sorted(len(replica.records) for replica in fleet.replicas) == [0] * 7 + [20]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 from collections.abc import Sequence
@@ -87,7 +88,8 @@ _NOTATIONS = {"json": json.dumps, "xml": _as_xml, "python": _as_python}
 def new_reader(form: ToolFormat, **options: Any) -> CallReader:
     """A reader whose ids are id0, id1, ..."""
     count = itertools.count()
-    return CallReader(form, FUNCTIONS, new_id=lambda: f"id{next(count)}", **options)
+    form = dataclasses.replace(form, new_id=lambda: f"id{next(count)}")
+    return CallReader(form, FUNCTIONS, **options)
 
 
 def read(parser: MessageParser | CallReader, pieces: Sequence[str]) -> list[Part]:

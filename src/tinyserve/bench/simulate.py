@@ -33,6 +33,7 @@ from tinyserve.kv.manager import KVManager
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LONG_CONTEXT = 1024
 TOKEN = 7  # what a simulated model says, for ever
+PREFIX = 64  # tokens; see `by_prefix`
 
 
 @dataclass(frozen=True)
@@ -193,9 +194,9 @@ def least_loaded(arrival: Arrival, replicas: Sequence[Replay]) -> int:
     return min(range(len(replicas)), key=lambda i: replicas[i].num_open)
 
 
-def by_prefix(length: int = 64) -> Router:
-    """The replica that the first `length` tokens hash to, so that its prefix cache has them."""
-    return lambda arrival, replicas: hash(arrival.prompt_ids[:length]) % len(replicas)
+def by_prefix(arrival: Arrival, replicas: Sequence[Replay]) -> int:
+    """The replica that the first tokens hash to, so that its prefix cache has them."""
+    return hash(arrival.prompt_ids[:PREFIX]) % len(replicas)
 
 
 class Fleet:

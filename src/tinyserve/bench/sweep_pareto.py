@@ -42,6 +42,7 @@ from tinyserve.bench.latency import LATENCIES, Record, is_too_short, keeps_up, m
 from tinyserve.bench.replay import VirtualClock, replay
 from tinyserve.bench.simulate import (
     Fleet,
+    Router,
     StepModel,
     by_prefix,
     least_loaded,
@@ -59,10 +60,10 @@ POLICIES: dict[str, Sections] = {
     "continuous": {},
     "continuous+spec": {"spec": {"enabled": True}},
 }
-ROUTERS = {
+ROUTERS: dict[str, Callable[[], Router]] = {
     "least-loaded": lambda: least_loaded,
     "round-robin": round_robin,
-    "prefix": by_prefix,
+    "prefix": lambda: by_prefix,
 }
 Run = Callable[[str, list[Arrival]], list[Record]]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from tinyserve.text.markers import num_held
 from tinyserve.text.messages import Part, TextPart, ToolCallPart
@@ -38,13 +38,11 @@ class CallReader:
         *,
         max_calls: int | None = None,
         demands_calls: bool = False,
-        new_id: Callable[[], str] | None = None,
     ) -> None:
         self._format = form
         self._functions = {function.name: function for function in functions}
         self._max_calls = max_calls
         self._demands_calls = demands_calls
-        self._new_id = new_id or form.new_id
         self.num_calls = 0
         self.is_cut = False
         self.opener = ""
@@ -191,7 +189,7 @@ class CallReader:
         self._is_muted = self._max_calls is not None and self.num_calls >= self._max_calls
         self._arguments.clear()
         if not self._is_muted:
-            self._parts.append(ToolCallPart(self.num_calls, "", self._new_id(), name))
+            self._parts.append(ToolCallPart(self.num_calls, "", self._format.new_id(), name))
             self.num_calls += 1
 
     def arguments(self, piece: str) -> None:
