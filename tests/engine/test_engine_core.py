@@ -95,7 +95,7 @@ def test_nothing_is_kept_of_finished_requests() -> None:
         engine.generate([i], max_tokens=2, n=2, temperature=1.0)
     engine.assert_empty()
     assert not engine.kv._tables
-    assert not engine.core._scheduler._policy._queue._heap  # type: ignore[attr-defined]
+    assert not engine.core._scheduler._policy._heap  # type: ignore[attr-defined]
 
 
 def test_requests_may_come_at_any_time() -> None:

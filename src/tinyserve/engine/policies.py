@@ -96,26 +96,11 @@ class Policy(Protocol):
         return
 
 
-class ContinuousPolicy(Policy):
-    """(priority, arrival) order; a sequence may join whenever there is room."""
-
-    def __init__(self) -> None:
-        self._queue = WaitingQueue()
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def add(self, seq: Sequence) -> None:
-        self._queue.add(seq)
-
-    def remove(self, seq: Sequence) -> None:
-        self._queue.remove(seq)
-
-    def first(self) -> Sequence | None:
-        return self._queue.first()
+class ContinuousPolicy(WaitingQueue, Policy):
+    """One queue in (priority, arrival) order; a sequence may join whenever there is room."""
 
     def admitted(self, seq: Sequence) -> None:
-        self._queue.remove(seq)
+        self.remove(seq)
 
 
 class PriorityPolicy(ContinuousPolicy):
