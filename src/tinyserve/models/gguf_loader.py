@@ -118,19 +118,14 @@ class GGUFTensors:
 
     def weight(self, name: str) -> Weight:
         info = self._infos[name]
-        return SUPPORTED[info.type_id].unpack(self._rows(name, info))
+        raw, order = self._file.raw(info), self._row_order(name, info.shape[0])
+        return SUPPORTED[info.type_id].unpack(raw if order is None else raw[order])
 
     def vector(self, name: str) -> F32:
         info = self._infos[name]
-        raw = self._file.raw(info)
-        values = SUPPORTED[info.type_id].unpack(raw).dequantize().reshape(-1)
+        values = SUPPORTED[info.type_id].unpack(self._file.raw(info)).dequantize().reshape(-1)
         order = self._row_order(name, values.size)
         return values if order is None else values[order]
-
-    def _rows(self, name: str, info: TensorInfo) -> NDArray[np.uint8]:
-        raw = self._file.raw(info)
-        order = self._row_order(name, info.shape[0])
-        return raw if order is None else raw[order]
 
     def _row_order(self, name: str, num_rows: int) -> NDArray[np.int64] | None:
         """For each row in half-split order, its place in the file; None: already so."""
