@@ -83,7 +83,7 @@ class TraceRecorder:
         )
         new_ids = {(o.request_id, o.index): o.new_token_ids for o in outputs}
         for seq, chunk in zip(lap.step.seqs, plan.chunks, strict=True):
-            key = _key(seq)
+            key = (seq.job.request_id, seq.choice)
             self._arrive(key, seq, chunk, step)
             step.chunks.append(_chunk(key, seq, chunk, new_ids.get(key, [])))
         self._depart(step)
@@ -113,10 +113,6 @@ class TraceRecorder:
         for key in ended:
             del self._known[key]
             self._preempted.discard(key)
-
-
-def _key(seq: Sequence) -> Key:
-    return seq.job.request_id, seq.choice
 
 
 def _is_first(seq: Sequence, chunk: Chunk) -> bool:

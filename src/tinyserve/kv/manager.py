@@ -261,21 +261,18 @@ class KVManager:
         self._cache.check(lambda block: block in refs)
         self.arena.check([slot for table in self._tables for slot in table.host_slots])
 
-    def _max_hit_blocks(self, num_known: int) -> int:
-        """How many blocks a prefix hit may give: the last known token is always computed.
+    def _hits(self, table: BlockTable, tokens: Sequence[int]) -> list[CachedBlock]:
+        """The longest run of leading blocks that are in the cache, but for the last known token,
+        which is always computed.
 
-            known tokens       |----B----|----B----|----B----|   num_known = 3 B
-            may be hit         |----B----|----B----|             (num_known - 1) // B blocks
+            known tokens       |----B----|----B----|----B----|   len(tokens) = 3 B
+            may be hit         |----B----|----B----|             (len(tokens) - 1) // B blocks
             computed at least                        |---------| its last row gives the next token
 
         Without it a prompt of exactly k blocks would have no row left that yields logits. This is
         the only place with the rule.
         """
-        return (num_known - 1) // self.block_size
-
-    def _hits(self, table: BlockTable, tokens: Sequence[int]) -> list[CachedBlock]:
-        """The longest run of leading blocks that may come from the cache and are there."""
-        limit = self._max_hit_blocks(len(tokens))
+        limit = (len(tokens) - 1) // self.block_size
         return self._cache.match(table, tokens, limit, self.block_size)
 
     def _restore(self, table: BlockTable, num_hits: int) -> int:
