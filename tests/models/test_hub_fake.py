@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from helpers.shards import cut_into_shards
 from helpers.tiny_gguf import write_tiny_gguf
 
 from tinyserve.models.export import write_checkpoint
@@ -125,7 +126,7 @@ def listing(hub: Hub) -> list[dict[str, object]]:
 @pytest.fixture(scope="module")
 def model_files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("model")
-    write_checkpoint(synthetic_checkpoint(5), folder, dtype="f32", shards=2)
+    cut_into_shards(write_checkpoint(synthetic_checkpoint(5), folder, dtype="f32"), 2)
     files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.*")}
     assert sum(name.endswith(".safetensors") for name in files) == 2
     return {**files, **dict.fromkeys(OTHER_FORMATS, b"never read"), "README.md": b"# tiny"}

@@ -7,7 +7,7 @@ synthetic model to tests, benchmarks and reference implementations.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,11 @@ _MODEL_TYPES = {
 _TORCH_NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 
-def write_checkpoint(
-    checkpoint: Checkpoint, folder: Path, *, dtype: str = "bf16", shards: int = 1
-) -> Path:
+def write_checkpoint(checkpoint: Checkpoint, folder: Path, *, dtype: str = "bf16") -> Path:
     """Write config.json, generation_config.json, safetensors and the tokenizer's files.
 
-    `dtype` is f32 | f16 | bf16 (values are rounded to it), `shards` the number of tensor files.
-    Returns the folder. Raises ValueError for what config.json cannot say.
+    `dtype` is f32 | f16 | bf16 (values are rounded to it). Returns the folder. Raises ValueError
+    for what config.json cannot say.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = checkpoint.config
@@ -48,7 +46,7 @@ def write_checkpoint(
         generation["max_new_tokens"] = checkpoint.max_new_tokens
     _write_json(folder / "generation_config.json", generation)
     _write_tokenizer(checkpoint.tokenizer_spec(), folder)
-    _write_shards(checkpoint, folder, dtype, shards)
+    write_safetensors(folder / "model.safetensors", _tensors(checkpoint, dtype))
     return folder
 
 
@@ -173,27 +171,13 @@ def _write_tokenizer(spec: TokenizerSpec, folder: Path) -> None:
     _write_json(folder / "tokenizer_config.json", config)
 
 
-def _write_shards(checkpoint: Checkpoint, folder: Path, dtype: str, shards: int) -> None:
-    names = list(checkpoint.tensors.names())
-    if shards == 1:
-        write_safetensors(folder / "model.safetensors", _tensors(checkpoint, names, dtype))
-        return
-    weight_map: dict[str, str] = {}
-    for index in range(shards):
-        part = names[index::shards]
-        file = f"model-{index + 1:05}-of-{shards:05}.safetensors"
-        write_safetensors(folder / file, _tensors(checkpoint, part, dtype))
-        weight_map.update(dict.fromkeys(part, file))
-    _write_json(folder / "model.safetensors.index.json", {"metadata": {}, "weight_map": weight_map})
-
-
-def _tensors(checkpoint: Checkpoint, names: Iterable[str], dtype: str) -> dict[str, NDArray[Any]]:
+def _tensors(checkpoint: Checkpoint, dtype: str) -> dict[str, NDArray[Any]]:
     source = checkpoint.tensors
     return {
         name: _round(
             source.vector(name) if _is_vector(name) else source.weight(name).dequantize(), dtype
         )
-        for name in names
+        for name in source.names()
     }
 
 
