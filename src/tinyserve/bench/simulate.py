@@ -129,25 +129,13 @@ class StepTimer:
         """The median time of a chunk of `count` tokens at `start`, its last rows drawn."""
         blocks = tuple(range(-(-(start + count) // self.block_size)))
         plan = StepPlan((Chunk(0, start, (TOKEN,) * count, blocks, num_logits),))
-        rows = [_row(i) for i in range(num_logits)]
+        rows = [SampleRow(i, SamplingParams(temperature=0)) for i in range(num_logits)]
         times = []
         for _ in range(self.repeat + 1):
             begin = time.perf_counter()
             self.runner.run(plan).sample(rows)
             times.append(time.perf_counter() - begin)
         return statistics.median(times[1:])
-
-
-def _row(index: int) -> SampleRow:
-    return SampleRow(
-        row=index,
-        params=SamplingParams(temperature=0),
-        seed=0,
-        choice=0,
-        position=index,
-        prompt_ids=(),
-        output_ids=(),
-    )
 
 
 class SimulatedRunner:

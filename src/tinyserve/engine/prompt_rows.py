@@ -59,8 +59,8 @@ class PromptScores:
         return range(len(self._scores) - 1, len(self._prompt_ids) - 1)
 
     def row(self, position: int, row: int) -> SampleRow:
-        read = _row(self._prompt_ids, self._params, position, row)
-        read.target = self._prompt_ids[position + 1]
+        ids, at = self._prompt_ids, position + 1
+        read = SampleRow(row, self._params, position=at, prompt_ids=ids, target=ids[at])
         read.num_logprobs = self._params.prompt_logprobs
         return read
 
@@ -87,7 +87,7 @@ class PooledState:
         return range(self._next, len(self._prompt_ids))
 
     def row(self, position: int, row: int) -> SampleRow:
-        read = _row(self._prompt_ids, self._params, position, row)
+        read = SampleRow(row, self._params, position=position + 1, prompt_ids=self._prompt_ids)
         read.wants_state = True
         return read
 
@@ -111,15 +111,3 @@ def reader_of(request: EngineRequest, prompt_ids: Sequence[int]) -> PromptReader
         first = 0 if request.pooling == "mean" else len(prompt_ids) - 1
         return PooledState(prompt_ids, params, first)
     return PromptScores(prompt_ids, params) if params.prompt_logprobs is not None else None
-
-
-def _row(ids: Sequence[int], params: SamplingParams, position: int, row: int) -> SampleRow:
-    return SampleRow(
-        row=row,
-        params=params,
-        seed=0,  # nothing is drawn
-        choice=0,
-        position=position + 1,
-        prompt_ids=ids,
-        output_ids=(),
-    )

@@ -97,16 +97,16 @@ class SampleRow:
 
     A sequence that just goes on hands in the same record again: by then `row` and `position` have
     moved and `output_ids` have grown, the rest is as it was. `prepared` is what the runner keeps
-    with it.
+    with it. Rows that are only read (`target`, `wants_state`) need no seed and no outputs.
     """
 
     row: int
     params: SamplingParams
-    seed: int
-    choice: int
-    position: int
-    prompt_ids: Sequence[int]
-    output_ids: Sequence[int]
+    seed: int = 0
+    choice: int = 0
+    position: int = 0
+    prompt_ids: Sequence[int] = ()
+    output_ids: Sequence[int] = ()
     drafted_ids: Sequence[int] = ()
     banned_ids: tuple[int, ...] = ()
     mask: NDArray[np.uint32] | None = None
