@@ -139,25 +139,21 @@ class StepTimer:
 
 
 class SimulatedRunner:
-    """A `Runner` for which only time passes."""
+    """A `Runner` for which only time passes; it says the same token in every row."""
 
     def __init__(self, times: StepModel, clock: VirtualClock) -> None:
         self._times = times
         self._clock = clock
 
-    def run(self, plan: StepPlan) -> SimulatedLogits:
+    def run(self, plan: StepPlan) -> SimulatedRunner:
         self._clock.advance(self._times.of(plan))
-        return SimulatedLogits()
-
-    def memory_report(self) -> dict[str, Any]:
-        return {}
-
-
-class SimulatedLogits:
-    """Says the same token in every row."""
+        return self
 
     def sample(self, rows: list[SampleRow]) -> list[SampledToken]:
         return [SampledToken(TOKEN) for _ in rows]
+
+    def memory_report(self) -> dict[str, Any]:
+        return {}
 
 
 def simulated_core(
