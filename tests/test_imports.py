@@ -43,7 +43,7 @@ ENTRY_POINTS = {("server/app.py", "server", "cli")}
 
 # library -> the files that may import it (a folder ends with a slash)
 HOMES = {
-    "fastapi": ("server/openapi.py",),
+    "fastapi": ("server/openapi/document.py",),
     "starlette": ("server/",),
     "uvicorn": ("server/",),
     "prometheus_client": ("server/",),

@@ -12,7 +12,7 @@ from helpers.fake_service import make_engine, tokenizer
 from helpers.live_server import Live, live, ok
 
 from tinyserve.server.deltas import ScoredToken
-from tinyserve.server.openai_writer import CompletionWriter, WriterOptions
+from tinyserve.server.dialects.openai.writer import CompletionWriter, WriterOptions
 from tinyserve.server.writer import Identity
 
 PATH = "/v1/completions"

@@ -11,10 +11,10 @@ from helpers.live_server import Live, live, ok
 
 from tinyserve.engine.request import EngineRequest
 from tinyserve.server.bridge import EngineBridge
+from tinyserve.server.dialects.messages.body import MessagesRequest
+from tinyserve.server.dialects.responses.body import ResponsesRequest
 from tinyserve.server.extensions import Extensions
-from tinyserve.server.messages_body import MessagesRequest
 from tinyserve.server.protocol import ChatRequest, CompletionRequest
-from tinyserve.server.responses_body import ResponsesRequest
 
 USER = {"role": "user", "content": "hello"}
 ROUTES: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tinyserve
-from tinyserve.server.reference_page import reference_page
+from tinyserve.server.openapi.page import reference_page
 
 HELLO = [{"role": "user", "content": "hello"}]
 

@@ -30,7 +30,7 @@ from tinyserve.server.gate import Gate
 from tinyserve.server.guards import OPEN_PATHS, KeyGuard
 from tinyserve.server.http import request_id_headers
 from tinyserve.server.observe.http import HTTPMeter
-from tinyserve.server.openapi import Reference
+from tinyserve.server.openapi.document import Reference
 from tinyserve.server.routes import ROUTES
 from tinyserve.server.session import ClientGoneError
 from tinyserve.server.state import ServerState

@@ -1,6 +1,6 @@
 """`Endpoints`: which function answers what, and what the API's document says of it.
 
-The routes are Starlette's. FastAPI is asked for the document alone (`openapi.py`), when somebody
+The routes are Starlette's. FastAPI is asked for the document alone (`openapi/`), when somebody
 reads it: its import and its own routes would take two fifths of a server's start, and handlers here
 read and check their bodies themselves.
 """

@@ -18,15 +18,16 @@ from tinyserve.engine.build import Engine
 from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Prompt
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import UnknownModelError
-from tinyserve.server.best_of import BestOfWriter
 from tinyserve.server.chat import (
     MakeWriter,
     chat_context,
     encode_chat,
     prompt_size,
 )
-from tinyserve.server.chat_writer import ChatWriter
 from tinyserve.server.deltas import DeltaMaker, DeltaOptions, GroupPrompt
+from tinyserve.server.dialects.openai.best_of import BestOfWriter
+from tinyserve.server.dialects.openai.chat_writer import ChatWriter
+from tinyserve.server.dialects.openai.writer import CompletionWriter, WriterOptions
 from tinyserve.server.errors import renamed
 from tinyserve.server.extensions import Extensions
 from tinyserve.server.fitting import truncated
@@ -37,7 +38,6 @@ from tinyserve.server.limits import (
     check_scores,
     checked_prompts,
 )
-from tinyserve.server.openai_writer import CompletionWriter, WriterOptions
 from tinyserve.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
 from tinyserve.server.said_once import SaidOnce
 from tinyserve.server.session import Group

@@ -8,16 +8,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tinyserve.errors import ContextLengthError
-from tinyserve.server import messages_body
 from tinyserve.server.answer import answer, json_response
 from tinyserve.server.chat import ChatContext
+from tinyserve.server.dialects.messages import body as messages_body
+from tinyserve.server.dialects.messages.body import CountRequest, MessagesRequest
+from tinyserve.server.dialects.messages.input import read_conversation
+from tinyserve.server.dialects.messages.writer import MessageWriter
 from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.errors import renamed
 from tinyserve.server.fitting import with_room_left
 from tinyserve.server.http import client_of, read_body
-from tinyserve.server.messages_body import CountRequest, MessagesRequest
-from tinyserve.server.messages_input import read_conversation
-from tinyserve.server.messages_writer import MessageWriter
 from tinyserve.server.protocol import as_chat_request, read_model
 from tinyserve.server.service import Prepared, Service
 from tinyserve.server.state import ServerState

@@ -9,22 +9,22 @@ from starlette.responses import Response
 
 from tinyserve.server.answer import answer, json_response
 from tinyserve.server.chat import ChatContext
-from tinyserve.server.endpoints import Endpoints
-from tinyserve.server.errors import renamed
-from tinyserve.server.fitting import as_it_is, without_oldest
-from tinyserve.server.http import client_of, read_body
-from tinyserve.server.json_node import Node
-from tinyserve.server.protocol import ChatRequest, as_chat_request, read_model
-from tinyserve.server.responses_body import (
+from tinyserve.server.dialects.json_node import Node
+from tinyserve.server.dialects.responses.body import (
     NOT_PASSED_ON,
     ResponsesRequest,
     refuse_unserved,
     response_format,
 )
-from tinyserve.server.responses_input import read_input
-from tinyserve.server.responses_object import ResponseObject
-from tinyserve.server.responses_tools import ToolSet, read_choice, read_tools
-from tinyserve.server.responses_writer import ResponseWriter
+from tinyserve.server.dialects.responses.input import read_input
+from tinyserve.server.dialects.responses.object import ResponseObject
+from tinyserve.server.dialects.responses.tools import ToolSet, read_choice, read_tools
+from tinyserve.server.dialects.responses.writer import ResponseWriter
+from tinyserve.server.endpoints import Endpoints
+from tinyserve.server.errors import renamed
+from tinyserve.server.fitting import as_it_is, without_oldest
+from tinyserve.server.http import client_of, read_body
+from tinyserve.server.protocol import ChatRequest, as_chat_request, read_model
 from tinyserve.server.service import Prepared, Service
 from tinyserve.server.state import ServerState
 from tinyserve.server.writer import Writer

@@ -2,7 +2,7 @@
 
 Following the OpenAI API reference. The server keeps nothing between requests, so whatever refers to
 something kept is refused; `store` is accepted and has no effect, since most clients send it. What
-has a form of its own is read by `responses_input` and `responses_tools`.
+has a form of its own is read by `input.py` and `tools.py`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from tinyserve.errors import RequestError
+from tinyserve.server.dialects.json_node import Node
 from tinyserve.server.extensions import FAST, Extensions, at_most, refuse_unshown
-from tinyserve.server.json_node import Node
 
 LOGPROBS = "message.output_text.logprobs"  # a member of `include`
 

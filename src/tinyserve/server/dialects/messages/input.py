@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tinyserve.errors import RequestError
-from tinyserve.server.conversation import Conversation, Message
-from tinyserve.server.json_node import Node
+from tinyserve.server.dialects.conversation import Conversation, Message
+from tinyserve.server.dialects.json_node import Node
 from tinyserve.server.json_text import to_json
 
 # Claude Code puts this line, which changes with every request, before its instructions. Nothing

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tinyserve.server.json_node import Node
+from tinyserve.server.dialects.json_node import Node
 from tinyserve.text.tool_json import TOOL_NAME
 
 _NAME_RULE = "must be 1 to 128 letters, digits, '_', '-' and '.'"

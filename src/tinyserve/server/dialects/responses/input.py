@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from tinyserve.errors import RequestError
-from tinyserve.server.conversation import Conversation, Message
-from tinyserve.server.json_node import Node
+from tinyserve.server.dialects.conversation import Conversation, Message
+from tinyserve.server.dialects.json_node import Node
+from tinyserve.server.dialects.responses.tools import ToolSet, custom_arguments
 from tinyserve.server.json_text import to_json
-from tinyserve.server.responses_tools import ToolSet, custom_arguments
 
 ROLES = ("user", "assistant", "system", "developer")
 

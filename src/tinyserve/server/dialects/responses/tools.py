@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tinyserve.server.function_tool import function_tool
-from tinyserve.server.json_node import Node
+from tinyserve.server.dialects.function_tool import function_tool
+from tinyserve.server.dialects.json_node import Node
 from tinyserve.server.json_text import to_json
 from tinyserve.text.tool_json import whole_characters
 

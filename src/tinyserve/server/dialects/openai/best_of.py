@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tinyserve.server.deltas import Delta, DeltaMaker, ScoredToken
-from tinyserve.server.openai_writer import CompletionWriter, WriterOptions
+from tinyserve.server.dialects.openai.writer import CompletionWriter, WriterOptions
 from tinyserve.server.writer import Identity
 from tinyserve.text.tokenizer import Tokenizer
 

@@ -17,8 +17,8 @@ import pydantic_core
 
 from tinyserve.server.chat import ChatContext
 from tinyserve.server.choice_reader import ChoiceReader
-from tinyserve.server.content_blocks import Block, BlockEvent, BlockReader, Change, Kind
 from tinyserve.server.deltas import Delta, DeltaMaker, Usage
+from tinyserve.server.dialects.content_blocks import Block, BlockEvent, BlockReader, Change, Kind
 from tinyserve.server.errors import HTTPFailure
 from tinyserve.server.json_text import to_json
 from tinyserve.text.tool_json import whole_characters

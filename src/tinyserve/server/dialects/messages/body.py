@@ -1,8 +1,7 @@
 """`MessagesRequest`: the body of `POST /v1/messages`, and the chat request that it stands for.
 
 Following Anthropic's API reference. `cache_control`, betas and whatever else concerns a hosted
-service are ignored: prefixes are cached by themselves. The conversation is read by
-`messages_input`.
+service are ignored: prefixes are cached by themselves. The conversation is read by `input.py`.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
 from tinyserve.errors import RequestError
+from tinyserve.server.dialects.function_tool import function_tool
+from tinyserve.server.dialects.json_node import Node
 from tinyserve.server.extensions import FAST, Extensions, refuse_unshown
-from tinyserve.server.function_tool import function_tool
-from tinyserve.server.json_node import Node
 
 
 def _text_or_blocks(value: Any) -> Any:

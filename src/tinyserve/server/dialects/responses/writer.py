@@ -14,11 +14,9 @@ from typing import Any
 
 from tinyserve.server.chat import ChatContext
 from tinyserve.server.choice_reader import ChoiceReader
-from tinyserve.server.content_blocks import Block, BlockEvent, BlockReader, Change, Kind
 from tinyserve.server.deltas import Delta, DeltaMaker, ScoredToken, Usage
-from tinyserve.server.errors import HTTPFailure
-from tinyserve.server.json_text import to_json
-from tinyserve.server.responses_object import (
+from tinyserve.server.dialects.content_blocks import Block, BlockEvent, BlockReader, Change, Kind
+from tinyserve.server.dialects.responses.object import (
     PREFIXES,
     Item,
     ResponseObject,
@@ -26,7 +24,9 @@ from tinyserve.server.responses_object import (
     output_text,
     reasoning_text,
 )
-from tinyserve.server.responses_tools import custom_input
+from tinyserve.server.dialects.responses.tools import custom_input
+from tinyserve.server.errors import HTTPFailure
+from tinyserve.server.json_text import to_json
 
 _PIECE = {
     Kind.TEXT: "response.output_text.delta",

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tinyserve.server.content_blocks import Block, Kind
 from tinyserve.server.deltas import ScoredToken, Usage
-from tinyserve.server.responses_body import ResponsesRequest
-from tinyserve.server.responses_tools import ToolSet, custom_input
+from tinyserve.server.dialects.content_blocks import Block, Kind
+from tinyserve.server.dialects.responses.body import ResponsesRequest
+from tinyserve.server.dialects.responses.tools import ToolSet, custom_input
 from tinyserve.server.writer import Identity
 from tinyserve.text.tokenizer import Tokenizer
 

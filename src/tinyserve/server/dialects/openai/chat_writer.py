@@ -15,8 +15,8 @@ from typing import Any
 from tinyserve.server.chat import ChatContext
 from tinyserve.server.choice_reader import ChoiceReader
 from tinyserve.server.deltas import Delta, DeltaMaker, ScoredToken, Usage, WholeChoice
+from tinyserve.server.dialects.openai.writer import OpenAIWriter, WriterOptions, sse
 from tinyserve.server.json_text import to_json
-from tinyserve.server.openai_writer import OpenAIWriter, WriterOptions, sse
 from tinyserve.text.messages import Message, Part, ReasoningPart, TextPart
 
 

@@ -19,7 +19,8 @@ import tinyserve
 from tinyserve.server.endpoints import Endpoint, Endpoints, NamedRoute
 from tinyserve.server.errors import speaks_messages
 from tinyserve.server.guards import DOC_PATHS
-from tinyserve.server.openapi_schemas import (
+from tinyserve.server.openapi.page import HEADERS, reference_page
+from tinyserve.server.openapi.schemas import (
     ANSWERS,
     BOUNDS,
     ERROR,
@@ -29,7 +30,6 @@ from tinyserve.server.openapi_schemas import (
     STREAMING,
     Schema,
 )
-from tinyserve.server.reference_page import HEADERS, reference_page
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
