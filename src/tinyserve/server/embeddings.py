@@ -25,6 +25,7 @@ from tinyserve.server.limits import check_queueing
 from tinyserve.server.protocol import PROMPT_SCHEMA
 from tinyserve.server.service import Service
 from tinyserve.server.session import Group
+from tinyserve.server.truncation import check_truncation, truncated
 
 MAX_INPUTS = 2048  # in one request, as at OpenAI
 INLINE_NUMBERS = 65536  # a longer answer is written off the event loop
@@ -34,7 +35,7 @@ class EmbeddingRequest(BaseModel):
     """`POST /v1/embeddings`. `engine.intake`, which knows the vocabulary, checks `input`.
 
     `dimensions` may only be what the model has: cutting vectors short is right for models trained
-    for it alone. `truncate_prompt_tokens` keeps the last tokens; -1 keeps what the context holds.
+    for it alone.
     """
 
     model_config = ConfigDict(defer_build=True, strict=True, extra="allow")
@@ -93,12 +94,7 @@ def _check(body: EmbeddingRequest, intake: Intake) -> None:
             f"got {body.dimensions}",
             param="dimensions",
         )
-    keep = body.truncate_prompt_tokens
-    if keep is not None and keep != -1 and keep < 1:
-        raise RequestError(
-            f"truncate_prompt_tokens must be at least 1, or -1 for the context length, got {keep}",
-            param="truncate_prompt_tokens",
-        )
+    check_truncation(body.truncate_prompt_tokens)
     check_queueing(body.priority, body.cache_salt)
     if (body.model_extra or {}).get("messages") is not None:
         raise RequestError("messages cannot be embedded here; use input", param="messages")
@@ -117,16 +113,14 @@ def _checked_inputs(value: Any) -> list[Prompt]:
 
 def _encode(intake: Intake, inputs: Sequence[Prompt], body: EmbeddingRequest) -> list[list[int]]:
     special = body.add_special_tokens is not False
-    keep = body.truncate_prompt_tokens
-    if keep == -1:
-        keep = intake.limits.longest_prompt
+    keep, room = body.truncate_prompt_tokens, intake.limits.longest_prompt
     encoded = []
     for i, text in enumerate(inputs):
         param = "input" if len(inputs) == 1 else f"input[{i}]"
         if not text:
             raise RequestError(f"{param} is empty", param="input")
         ids = intake.encode(text, add_special_tokens=special, is_whole=True, param=param)
-        encoded.append(ids if keep is None else ids[-keep:])
+        encoded.append(truncated(ids, keep, room))
     return encoded
 
 

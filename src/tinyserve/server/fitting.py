@@ -1,38 +1,20 @@
-"""Making a prompt fit the context, where a client or its protocol asks for it.
+"""Making a conversation fit the context, where its protocol asks for that.
 
-By default nothing is cut and what does not fit is refused (LIM-12). vLLM's `truncate_prompt_tokens`
-keeps the end of a prompt. The Responses API may ask for `truncation: auto`: then the oldest turns
-go, and the answer says how many messages went. The Messages API makes clients name a `max_tokens`,
-which they set far beyond any small model's context: it is lowered to the room that is left, and the
-answer says so when that room is used up.
+The Responses API may ask for `truncation: auto`: then the oldest turns go, and the answer says how
+many messages went. The Messages API makes clients name a `max_tokens`, which they set far beyond
+any small model's context: it is lowered to the room that is left, and the answer says so when that
+room is used up.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import ContextLengthError
-from tinyserve.server.protocol import ChatRequest, GenerationRequest
-
-if TYPE_CHECKING:
-    from tinyserve.server.service import Service
-
-
-def truncated(
-    ids: list[int], body: GenerationRequest, params: SamplingParams, room: int
-) -> list[int]:
-    """The prompt, or as many of its last tokens as the client wants kept.
-
-    -1 keeps as many as leave room for the answer; `room` is that for both.
-    """
-    keep = body.truncate_prompt_tokens
-    if keep == -1:
-        wanted = params.max_tokens if params.max_tokens is not None else params.min_tokens or 1
-        keep = max(1, room - wanted)
-    return ids if keep is None else ids[-keep:]
+from tinyserve.server.protocol import ChatRequest
+from tinyserve.server.service import Service
+from tinyserve.server.truncation import truncated
 
 
 @dataclass(frozen=True)
@@ -78,13 +60,13 @@ async def with_room_left(
 ) -> Fitted:
     """The conversation, its `max_tokens` lowered to the room that the prompt leaves.
 
-    Where it leaves none, raises `refuse(tokens of the prompt, tokens of the context)`.
+    Where it leaves none, raises `refuse(tokens of the prompt, tokens of the context)`. A prompt
+    that leaves any is not cut for the sake of a `max_tokens` that is lowered anyway.
     """
     ids = await service.encode_chat(body)
-    keep = body.truncate_prompt_tokens or 0
-    if keep == -1 and len(ids) >= service.room:
-        keep = max(1, service.room - (body.max_tokens or 1))
-    ids = ids[-keep:] if keep > 0 else ids
+    fits = len(ids) < service.room
+    room = len(ids) if fits else service.room - (body.max_tokens or 1)
+    ids = truncated(ids, body.truncate_prompt_tokens, room)
     left = service.room - len(ids)
     if left < 1:
         raise refuse(len(ids), service.room)

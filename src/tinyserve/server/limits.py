@@ -13,6 +13,7 @@ from tinyserve.engine.request import EngineRequest
 from tinyserve.errors import RequestError
 from tinyserve.server.deltas import DeltaOptions
 from tinyserve.server.protocol import ChatRequest, CompletionRequest, GenerationRequest
+from tinyserve.server.truncation import check_truncation
 
 MAX_BEST_OF = 20
 MAX_PROMPTS = 1024  # in one request
@@ -38,13 +39,7 @@ def check_limits(
         raise RequestError("prompt_logprobs is not available in a stream", param="prompt_logprobs")
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream: true", param="stream_options")
-    keep = body.truncate_prompt_tokens
-    if keep is not None and keep != -1 and keep < 1:
-        raise RequestError(
-            "truncate_prompt_tokens must be at least 1, or -1 for as many as there is room for, "
-            f"got {keep}",
-            param="truncate_prompt_tokens",
-        )
+    check_truncation(body.truncate_prompt_tokens)
     check_queueing(body.priority, body.cache_salt)
 
 

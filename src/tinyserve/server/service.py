@@ -30,7 +30,6 @@ from tinyserve.server.dialects.openai.chat_writer import ChatWriter
 from tinyserve.server.dialects.openai.writer import CompletionWriter, WriterOptions
 from tinyserve.server.errors import renamed
 from tinyserve.server.extensions import Extensions
-from tinyserve.server.fitting import truncated
 from tinyserve.server.limits import (
     check_chat,
     check_completion,
@@ -42,6 +41,7 @@ from tinyserve.server.protocol import ChatRequest, CompletionRequest, Generation
 from tinyserve.server.said_once import SaidOnce
 from tinyserve.server.session import Group
 from tinyserve.server.structured import compiled, size_of, spec_of
+from tinyserve.server.truncation import truncated
 from tinyserve.server.writer import Identity, Writer
 from tinyserve.text.tokenizer import Tokenizer
 
@@ -194,7 +194,7 @@ class Service:
                 body,
                 client,
                 params,
-                [(truncated(ids, body, params, self.room), context.answer.echo)],
+                [(self._truncated(ids, body, params), context.answer.echo)],
                 options,
                 continues=bool(body.continue_final_message),
                 answer=context.answer,
@@ -209,7 +209,7 @@ class Service:
         self._check_common(body, "top_logprobs", body.top_logprobs)
         with renamed(_own_names(body)):
             params = self.engine.intake.params(body.sampling_fields(), max_tokens=None)
-        return truncated(await self.encode_chat(body), body, params, self.room)
+        return self._truncated(await self.encode_chat(body), body, params)
 
     async def encode_chat(self, body: ChatRequest) -> list[int]:
         """The prompt of a conversation, as token ids. Raises RequestError."""
@@ -275,13 +275,20 @@ class Service:
         self, prompt: Prompt, ids: list[int], body: CompletionRequest, params: SamplingParams
     ) -> tuple[list[int], str]:
         """What is left of a prompt, as ids and as the text that echo shows."""
-        kept = truncated(ids, body, params, self.room)
+        kept = self._truncated(ids, body, params)
         if not body.echo:
             return kept, ""
         if isinstance(prompt, str) and len(kept) == len(ids):
             return kept, prompt
         decode = self.engine.intake.tokenizer.decode
         return kept, decode(kept, skip_special_tokens=params.skip_special_tokens)
+
+    def _truncated(
+        self, ids: list[int], body: GenerationRequest, params: SamplingParams
+    ) -> list[int]:
+        """The prompt, or what is kept of it; room is left for as long an answer as is asked for."""
+        wanted = params.max_tokens if params.max_tokens is not None else params.min_tokens or 1
+        return truncated(ids, body.truncate_prompt_tokens, self.room - wanted)
 
     def _identity(self, prefix: str, model: str) -> Identity:
         return Identity(
