@@ -64,10 +64,9 @@ class Shadow:
 
 
 @dataclass(slots=True)
-class _Run:
-    """A sequence that drafts in this step."""
+class _Member:
+    """One of the sequences that draft together in this step."""
 
-    index: int  # in the step's list
     seq: Sequence
     shadow: Shadow
     most: int
@@ -108,9 +107,9 @@ class DraftModelProposer:
     def propose(self, wanted: Sequences[tuple[Sequence, int]]) -> list[Draft]:
         drafts = [Draft() for _ in wanted]
         busy = {seq.seq_id for seq, _ in wanted}
-        runs: list[_Run] = []
+        members: list[_Member] = []
         late: list[tuple[Sequence, Shadow]] = []
-        for index, (seq, most) in enumerate(wanted):
+        for (seq, most), draft in zip(wanted, drafts, strict=True):
             most = min(most, self.limits.max_len - len(seq.token_ids))
             if most <= 0 or not self._knows(seq):
                 continue
@@ -120,11 +119,11 @@ class DraftModelProposer:
             if len(seq.token_ids) - shadow.num_known > AT_ONCE:
                 late.append((seq, shadow))
             else:
-                runs.append(_Run(index, seq, shadow, most, drafts[index]))
+                members.append(_Member(seq, shadow, most, draft))
         if late:
             self._catch_up(late)
-        if runs:
-            self._draft(runs)
+        if members:
+            self._draft(members)
         return drafts
 
     def forget(self, seq: Sequence) -> None:
@@ -197,48 +196,48 @@ class DraftModelProposer:
         for (seq, shadow), end in zip(late, ends, strict=True):
             self._computed(seq, shadow, end)
 
-    def _draft(self, runs: list[_Run]) -> None:
+    def _draft(self, members: list[_Member]) -> None:
         """Draft for all of them together, token by token, until each has what it may have."""
         chunks = []
-        for run in runs:
-            shadow, tokens = run.shadow, run.seq.token_ids
-            chunks.append(self._chunk(run.seq.seq_id, shadow, tokens[shadow.num_known :], 1))
+        for member in members:
+            shadow, tokens = member.shadow, member.seq.token_ids
+            chunks.append(self._chunk(member.seq.seq_id, shadow, tokens[shadow.num_known :], 1))
         logits = self._run(chunks)
-        for run in runs:
-            self._computed(run.seq, run.shadow, len(run.seq.token_ids))
+        for member in members:
+            self._computed(member.seq, member.shadow, len(member.seq.token_ids))
         while True:
-            runs = self._draw(logits, runs)
-            if not runs:
+            members = self._draw(logits, members)
+            if not members:
                 return
             chunks = []
-            for run in runs:
-                last = run.draft.token_ids[-1]
-                chunks.append(self._chunk(run.seq.seq_id, run.shadow, [last], 1))
-                run.shadow.fed.append(last)
+            for member in members:
+                last = member.draft.token_ids[-1]
+                chunks.append(self._chunk(member.seq.seq_id, member.shadow, [last], 1))
+                member.shadow.fed.append(last)
             logits = self._run(chunks)
 
-    def _draw(self, logits: Logits, runs: list[_Run]) -> list[_Run]:
+    def _draw(self, logits: Logits, members: list[_Member]) -> list[_Member]:
         """Draw one more token for each; returns those that go on."""
         rows, drawing = [], []
-        for index, run in enumerate(runs):
-            row = self._row(run, index)
+        for index, member in enumerate(members):
+            row = self._row(member, index)
             if row is not None:
                 rows.append(row)
-                drawing.append(run)
+                drawing.append(member)
         going = []
-        for run, token in zip(drawing, logits.sample(rows) if rows else [], strict=True):
+        for member, token in zip(drawing, logits.sample(rows) if rows else [], strict=True):
             if token.is_nan or token.is_blocked:
                 continue
-            run.draft.token_ids.append(token.token_id)
+            member.draft.token_ids.append(token.token_id)
             if self._wants_probs:
-                run.draft.probs.append(self._probs(token))
-            if len(run.draft.token_ids) < run.most:
-                going.append(run)
+                member.draft.probs.append(self._probs(token))
+            if len(member.draft.token_ids) < member.most:
+                going.append(member)
         return going
 
-    def _row(self, run: _Run, index: int) -> SampleRow | None:
-        """The row of the run's next draft; None where the grammar lets nothing follow."""
-        seq, drafts = run.seq, run.draft.token_ids
+    def _row(self, member: _Member, index: int) -> SampleRow | None:
+        """The row of the member's next draft; None where the grammar lets nothing follow."""
+        seq, drafts = member.seq, member.draft.token_ids
         mask = None
         if seq.grammar is not None:
             try:
