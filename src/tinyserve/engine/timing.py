@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol
 
+from tinyserve.engine.core import EngineCore
 from tinyserve.engine.plan import StepPlan
 from tinyserve.engine.request import EngineRequest, EngineStats, RequestOutput
 from tinyserve.engine.snapshot import EngineSnapshot
@@ -63,23 +63,10 @@ class Died:
 Record = Added | Aborted | Stepped | Died
 
 
-class Core(Protocol):
-    """What is timed: `EngineCore`."""
-
-    lap: Lap | None
-
-    def add_request(self, request: EngineRequest) -> None: ...
-    def abort(self, request_id: str) -> bool: ...
-    def step(self) -> list[RequestOutput]: ...
-    def has_work(self) -> bool: ...
-    def stats(self) -> EngineStats: ...
-    def snapshot(self) -> EngineSnapshot: ...
-
-
 class TimedCore:
     """See the module. All methods belong to the engine thread, `records` also to their reader."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._unscheduled: set[str] = set()  # requests that no step has computed yet
         self.tracer: TraceRecorder | None = None  # while a trace is being recorded

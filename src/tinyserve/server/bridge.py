@@ -18,9 +18,10 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from tinyserve.engine.request import EngineRequest, EngineStats, FinishReason, RequestOutput
+from tinyserve.engine.timing import TimedCore
 from tinyserve.errors import EngineDeadError, RequestError, TinyServeError
 from tinyserve.server.admission import Admission, Occupancy
 from tinyserve.server.fair_queue import Entry, FairRequestQueue
@@ -37,16 +38,6 @@ T = TypeVar("T")
 OnDropped = Callable[[Sequence[EngineRequest], FinishReason], None]
 
 
-class Core(Protocol):
-    """What the bridge asks of `EngineCore`."""
-
-    def add_request(self, request: EngineRequest) -> None: ...
-    def abort(self, request_id: str) -> bool: ...
-    def step(self) -> list[RequestOutput]: ...
-    def has_work(self) -> bool: ...
-    def stats(self) -> EngineStats: ...
-
-
 class EngineBridge:
     """Owns the engine thread.
 
@@ -55,7 +46,7 @@ class EngineBridge:
 
     def __init__(
         self,
-        core: Core,
+        core: TimedCore,
         *,
         admission: Admission,
         queue: FairRequestQueue[EngineRequest],
@@ -186,7 +177,7 @@ class EngineBridge:
         assert self._loop is not None
         self._loop.call_soon(self._on_delivered)  # after those who were woken have written
 
-    def _settle(self, finished: Sequence[str]) -> None:
+    def _forget(self, finished: Sequence[str]) -> None:
         """On the loop: these requests have left the engine by themselves."""
         for request_id in finished:
             self._routes.pop(request_id, None)
@@ -279,7 +270,7 @@ class EngineBridge:
         if outputs:
             self._call_loop(self._deliver, outputs)
         if finished:
-            self._call_loop(self._settle, finished)
+            self._call_loop(self._forget, finished)
 
     def _die(self, error: BaseException) -> None:
         with self._wake:
