@@ -32,7 +32,7 @@ class ChatWriter(OpenAIWriter):
         num_readers = 0 if context.answer.is_plain else num_choices
         self._readers = [ChoiceReader(context) for _ in range(num_readers)]
         self._counts_thinking = context.answer.reads_thinking
-        self._messages: list[Message] = []
+        self._whole_messages: list[Message] = []  # of each choice, where its text had to be read
 
     def opening(self, maker: DeltaMaker) -> bytes:
         """The role, for each choice; the first chunk tells the prompt's ids, too."""
@@ -65,7 +65,7 @@ class ChatWriter(OpenAIWriter):
             for piece in self._readers[delta.index].read(delta):
                 parts[delta.index] += [piece.part] if piece.part is not None else []
                 read.append(piece.delta)
-        self._messages = [Message.of(of_choice) for of_choice in parts]
+        self._whole_messages = [Message.of(of_choice) for of_choice in parts]
         self._count_thinking(maker.usage)
         return super().whole(read, maker)
 
@@ -77,8 +77,8 @@ class ChatWriter(OpenAIWriter):
         return _content(delta.text)
 
     def _whole_text(self, choice: WholeChoice) -> dict[str, Any]:
-        if self._messages:
-            return {"message": _object(self._messages[choice.index])}
+        if self._whole_messages:
+            return {"message": _object(self._whole_messages[choice.index])}
         return {"message": {"role": "assistant", "content": choice.text}}
 
     def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
