@@ -15,7 +15,7 @@ from typing import Any
 from tinyserve.config import SchedulerConfig
 from tinyserve.engine.commit import confirmed, take_tokens
 from tinyserve.engine.draws import read_positions, rows_of
-from tinyserve.engine.job import Job, settle
+from tinyserve.engine.job import Job, job_of
 from tinyserve.engine.model_limits import ModelLimits
 from tinyserve.engine.plan import Chunk, Runner
 from tinyserve.engine.rejection import DrawRows, draw_coupled
@@ -75,7 +75,7 @@ class EngineCore:
         """Take a request in. Raises RequestError when it is wrong or could never fit."""
         if request.request_id in self._jobs:
             raise RequestError(f"request id {request.request_id!r} is in use", param="request_id")
-        job = settle(request, self.limits, self.eos_token_ids)
+        job = job_of(request, self.limits, self.eos_token_ids)
         for choice in range(request.params.n):
             job.sequences.append(Sequence(self._next_seq_id + choice, job, choice))
         self._next_seq_id += request.params.n

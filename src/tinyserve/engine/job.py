@@ -1,6 +1,6 @@
 """`Job`: a request that the engine has taken in, with what is decided once for all its choices.
 
-`settle` makes it, or refuses what could never run: whatever passes can run alone in an empty pool,
+`job_of` makes it, or refuses what could never run: whatever passes can run alone in an empty pool,
 so the scheduler never spins on it.
 """
 
@@ -80,7 +80,7 @@ class Job:
         self.sequences.clear()
 
 
-def settle(request: EngineRequest, limits: ModelLimits, eos_token_ids: tuple[int, ...]) -> Job:
+def job_of(request: EngineRequest, limits: ModelLimits, eos_token_ids: tuple[int, ...]) -> Job:
     """Check and resolve a request. Raises RequestError (ContextLengthError where it cannot fit)."""
     params = request.params
     prompt_ids = tuple(request.prompt_token_ids)

@@ -222,7 +222,7 @@ class KVManager:
     def take_transfers(self) -> tuple[Pairs, Pairs, Pairs]:
         """The step's (swap_out, swap_in, copies), each once; call it when the plan is complete."""
         taken = self._transfers.take()
-        self.arena.settle()
+        self.arena.free_retired()
         for block in self._held:
             self._place(block)
         self._held.clear()

@@ -1,7 +1,7 @@
 """Slots of the host arena: where the KV of preempted sequences waits, block by block.
 
 Owns which slots are free; the bytes are the pool's business. A slot that a swap-in reads is handed
-back only after the step (`retire`, then `settle`): a step runs its swap-outs first, so a slot
+back only after the step (`retire`, then `free_retired`): a step runs its swap-outs first, so a slot
 reused within the step would be overwritten before it was read.
 """
 
@@ -38,7 +38,7 @@ class SwapArena:
         """Free slots after this step, which still reads them."""
         self._retired.extend(slots)
 
-    def settle(self) -> None:
+    def free_retired(self) -> None:
         """The step's transfers are on their way: retired slots are free for the next one."""
         if self._retired:
             self.give(self._retired)

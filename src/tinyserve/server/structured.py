@@ -64,11 +64,11 @@ async def compiled(grammars: GrammarCompiler, spec: GrammarSpec | None) -> Gramm
         waiter = asyncio.wrap_future(pending)
         waiter.add_done_callback(_look)
         await asyncio.wait({waiter}, timeout=grammars.patience(pending))
-    return grammars.settle(spec, pending)
+    return grammars.result(spec, pending)
 
 
 def _look(waiter: asyncio.Future[Grammar]) -> None:
-    """Take note of the error: asyncio would log one that comes after `settle` has given up."""
+    """Take note of the error: asyncio would log one that comes after `result` has given up."""
     if not waiter.cancelled():
         waiter.exception()
 

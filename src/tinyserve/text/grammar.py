@@ -138,11 +138,11 @@ class GrammarCompiler:
         """
         pending = self.submit(spec)
         concurrent.futures.wait([pending], self.patience(pending))
-        return self.settle(spec, pending)
+        return self.result(spec, pending)
 
     def submit(self, spec: GrammarSpec) -> Pending:
         """Look `spec` up, or begin to compile it. Does not wait: that is for the caller, no longer
-        than `patience`, and then to `settle`.
+        than `patience`, and then to take the `result`.
         """
         with self._lock:
             pending = self._results.get(spec)
@@ -167,8 +167,10 @@ class GrammarCompiler:
             return 0.0
         return self._time_limit_s + (FIRST_TIME_S if self._tokens is None else 0.0)
 
-    def settle(self, spec: GrammarSpec, pending: Pending) -> Grammar:
-        """The grammar, or the error why there is none (yet): those of `compile`."""
+    def result(self, spec: GrammarSpec, pending: Pending) -> Grammar:
+        """The grammar, or the error why there is none (yet): those of `compile`. What has not begun
+        is cancelled.
+        """
         if not pending.done() and not pending.cancel():
             pending.is_late = True
             raise RequestError(

@@ -160,7 +160,7 @@ class CallReader:
                 return f"{end.value}{text[index + 1 :]}"
             except NotACall:
                 self._reading = None
-                self._settle()
+                self._add_arguments()
                 if self._has_begun:  # what has been shown of it stays; it ends here
                     return text[index:]
                 self._show(raw[0])
@@ -198,7 +198,7 @@ class CallReader:
             self._pieces.append(piece)
 
     def end(self) -> None:
-        self._settle()
+        self._add_arguments()
         self._has_begun = False
         self._is_between = True
         self._raw[:] = [""]
@@ -207,11 +207,11 @@ class CallReader:
 
     def _take(self) -> list[Part]:
         """The parts since the last time, neighbours of one kind joined."""
-        self._settle()
+        self._add_arguments()
         parts, self._parts = self._parts, []
         return joined(parts)
 
-    def _settle(self) -> None:
+    def _add_arguments(self) -> None:
         """Make a part of the arguments that have come."""
         if self._pieces:
             self._parts.append(ToolCallPart(self.num_calls - 1, "".join(self._pieces)))
