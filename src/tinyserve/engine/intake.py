@@ -60,8 +60,15 @@ class Intake:
                 raise RequestError(f"unknown sampling parameter {name!r}", param=name)
         return SamplingParams(**{**fallback, **self.sampling_defaults, **fields})
 
-    def with_room(self, params: SamplingParams, num_prompt: int) -> SamplingParams:
-        """`params`, whose `max_tokens` nobody has named, cut to the room that the prompt leaves."""
+    def with_room(
+        self, params: SamplingParams, fields: Mapping[str, Any], num_prompt: int
+    ) -> SamplingParams:
+        """The `params` made of `fields`, for a prompt of that many tokens. A `max_tokens` that the
+        fields name is kept, and refused where it does not fit; any other is a default, and is cut
+        to the room that the prompt leaves.
+        """
+        if "max_tokens" in fields:
+            return params
         room = max(self.limits.room - num_prompt, params.min_tokens, 1)
         if params.max_tokens is None or params.max_tokens <= room:
             return params

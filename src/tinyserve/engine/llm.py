@@ -237,8 +237,7 @@ class LLM:
                 param="params",
             )
         fields = params or {}
-        settled = self._intake.params(fields, **fallback)
-        return settled if "max_tokens" in fields else self._intake.with_room(settled, num_prompt)
+        return self._intake.with_room(self._intake.params(fields, **fallback), fields, num_prompt)
 
     def _params_list(
         self,

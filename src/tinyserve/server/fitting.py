@@ -55,7 +55,7 @@ async def without_oldest(service: Service, body: ChatRequest) -> Fitted:
     return best
 
 
-async def with_room_left(
+async def with_lower_max_tokens(
     service: Service, body: ChatRequest, refuse: Callable[[int, int], ContextLengthError]
 ) -> Fitted:
     """The conversation, its `max_tokens` lowered to the room that the prompt leaves.

@@ -239,14 +239,13 @@ class Service:
         `prompts`: the ids of each, and the text that echo shows first. `extra` is for
         `Intake.request`.
         """
-        # A limit that the client names is kept, and refused where it does not fit.
-        is_limited = "max_tokens" in body.sampling_fields()
+        intake, fields = self.engine.intake, body.sampling_fields()
         grouped: list[GroupPrompt] = []
         for i, (ids, echo) in enumerate(prompts):
-            request = self.engine.intake.request(
+            request = intake.request(
                 f"{group_id}-{i}",
                 ids,
-                params if is_limited else self.engine.intake.with_room(params, len(ids)),
+                intake.with_room(params, fields, len(ids)),
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
                 speculative=body.speculative is not False,
@@ -254,7 +253,7 @@ class Service:
                 **extra,
             )
             grouped.append(GroupPrompt(request, i * params.n, echo))
-        group = Group(group_id, DeltaMaker(self.engine.intake.tokenizer, grouped, options))
+        group = Group(group_id, DeltaMaker(intake.tokenizer, grouped, options))
         check_scores(group.requests, options, is_stream=bool(body.stream))
         return group
 

@@ -16,7 +16,7 @@ from tinyserve.server.dialects.messages.input import read_conversation
 from tinyserve.server.dialects.messages.writer import MessageWriter
 from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.errors import renamed
-from tinyserve.server.fitting import with_room_left
+from tinyserve.server.fitting import with_lower_max_tokens
 from tinyserve.server.http import client_of, read_body
 from tinyserve.server.protocol import as_chat_request, read_model
 from tinyserve.server.service import Prepared, Service
@@ -67,7 +67,7 @@ async def _prepared(service: Service, body: MessagesRequest, client: str) -> Pre
     }
     given = {k: v for k, v in fields.items() if v is not None}
     chat = as_chat_request({**extra, **body.extensions(), **given})
-    fitted = await with_room_left(service, chat, _too_long)
+    fitted = await with_lower_max_tokens(service, chat, _too_long)
     is_clamped = fitted.body.max_tokens != body.max_tokens
 
     def make_writer(context: ChatContext) -> Writer:
