@@ -12,7 +12,8 @@ from helpers.fake_service import make_engine, tokenizer
 from helpers.live_server import Live, live, ok
 
 from tinyserve.server.deltas import ScoredToken
-from tinyserve.server.dialects.openai.writer import CompletionWriter, WriterOptions
+from tinyserve.server.dialects.openai.completion_writer import CompletionWriter
+from tinyserve.server.dialects.openai.writer import WriterOptions
 from tinyserve.server.writer import Identity
 
 PATH = "/v1/completions"

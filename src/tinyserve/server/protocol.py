@@ -56,7 +56,7 @@ class StreamOptions(BaseModel):
 
 
 class GenerationRequest(Extensions):
-    """What OpenAI's two older routes share."""
+    """What OpenAI's two older APIs share."""
 
     model: str | None = None
     stream: bool | None = None
@@ -72,7 +72,7 @@ class GenerationRequest(Extensions):
     n: int | None = None
 
     def sampling_fields(self) -> dict[str, Any]:
-        """The sampling fields that the client set, by SamplingParams' names."""
+        """What the client has set of SamplingParams, by its names."""
         values = {name: getattr(self, name) for name in SAMPLING_FIELDS}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -107,6 +107,30 @@ class CompletionRequest(GenerationRequest):
     best_of: int | None = None
     suffix: str | None = None
     add_special_tokens: bool | None = None
+
+    @property
+    def shows_best(self) -> bool:
+        """Whether more choices are made than shown."""
+        return self.best_of is not None and self.best_of > (self.n or 1)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether an echo shows the logprobs of the prompt's tokens, too."""
+        return bool(self.echo) and self.logprobs is not None
+
+    def sampling_fields(self) -> dict[str, Any]:
+        """What best_of chooses by, and an echo shows, has to be computed whether or not it is shown
+        under its own name.
+        """
+        fields = super().sampling_fields()
+        if self.logprobs is not None:
+            fields["logprobs"] = self.logprobs
+        if self.shows_best:
+            fields["n"] = self.best_of
+            fields.setdefault("logprobs", 0)
+        if self.scores_prompt:
+            fields["prompt_logprobs"] = max(self.logprobs or 0, self.prompt_logprobs or 0)
+        return fields
 
 
 def _content(value: Any) -> Any:
@@ -162,6 +186,8 @@ class ChatRequest(GenerationRequest):
         fields = super().sampling_fields()
         if self.max_completion_tokens is not None:
             fields["max_tokens"] = self.max_completion_tokens
+        if self.logprobs:
+            fields["logprobs"] = self.top_logprobs or 0
         return fields
 
 

@@ -25,9 +25,8 @@ from tinyserve.server.chat import (
     prompt_size,
 )
 from tinyserve.server.deltas import DeltaMaker, DeltaOptions, GroupPrompt
-from tinyserve.server.dialects.openai.best_of import BestOfWriter
 from tinyserve.server.dialects.openai.chat_writer import ChatWriter
-from tinyserve.server.dialects.openai.writer import CompletionWriter, WriterOptions
+from tinyserve.server.dialects.openai.completion_writer import completion_writer
 from tinyserve.server.errors import renamed
 from tinyserve.server.extensions import Extensions
 from tinyserve.server.limits import (
@@ -43,7 +42,6 @@ from tinyserve.server.session import Group
 from tinyserve.server.structured import compiled, size_of, spec_of
 from tinyserve.server.truncation import truncated
 from tinyserve.server.writer import Identity, Writer
-from tinyserve.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
@@ -58,32 +56,6 @@ class Prepared:
     group: Group
     writer: Writer
     is_stream: bool
-
-
-def completion_writer(
-    body: CompletionRequest, tokenizer: Tokenizer, identity: Identity, num_prompts: int
-) -> Writer:
-    """The writer of `/v1/completions`."""
-    options, num_choices = WriterOptions.of(body), (body.n or 1) * num_prompts
-    if not _chooses(body):
-        return CompletionWriter(tokenizer, identity, options, num_choices=num_choices)
-    return BestOfWriter(
-        tokenizer,
-        identity,
-        options,
-        num_choices=num_choices,
-        shows_logprobs=body.logprobs is not None,
-        scores_prompt=_scores_prompt(body),
-    )
-
-
-def _chooses(body: CompletionRequest) -> bool:
-    """Whether more choices are made than shown."""
-    return body.best_of is not None and body.best_of > (body.n or 1)
-
-
-def _scores_prompt(body: CompletionRequest) -> bool:
-    return bool(body.echo) and body.logprobs is not None
 
 
 @dataclass
@@ -133,7 +105,7 @@ class Service:
         """Check and tokenize a completion. Raises RequestError."""
         model = self._check_common(body, "logprobs", body.logprobs)
         check_completion(body)
-        fields = _completion_fields(body)
+        fields = body.sampling_fields()
         params = self.engine.intake.params(fields, max_tokens=COMPLETION_MAX_TOKENS)
         prompts = checked_prompts(body.prompt, params.n)
         special = body.add_special_tokens is not False
@@ -141,7 +113,7 @@ class Service:
         kept = [self._kept(p, ids, body, params) for p, ids in zip(prompts, encoded, strict=True)]
         spec = await self.off_loop_if(size_of(body), spec_of, body)
         options = DeltaOptions(
-            fields.get("logprobs"), _scores_prompt(body), params.skip_special_tokens
+            fields.get("logprobs"), body.scores_prompt, params.skip_special_tokens
         )
         identity = self._identity("cmpl-", model)
         writer = completion_writer(body, self.engine.intake.tokenizer, identity, len(kept))
@@ -175,17 +147,14 @@ class Service:
         """
         model = self._check_common(body, "top_logprobs", body.top_logprobs)
         check_chat(body)
-        logprobs = (body.top_logprobs or 0) if body.logprobs else None
         fields = body.sampling_fields()
-        if logprobs is not None:
-            fields["logprobs"] = logprobs
         with renamed(_own_names(body)):
             intake = self.engine.intake
             params = intake.params(fields, max_tokens=intake.chat_max_tokens)
         ids = prompt_ids or await self.encode_chat(body)
         context = chat_context(self.engine, body, ids, self._identity(id_prefix, model), params.n)
         options = DeltaOptions(
-            logprobs, False, params.skip_special_tokens, context.answer.visible_ids
+            fields.get("logprobs"), False, params.skip_special_tokens, context.answer.visible_ids
         )
         spec = await self.off_loop_if(prompt_size(body), context.constraint)
         with renamed(_own_names(body)):
@@ -304,21 +273,6 @@ class Service:
         extra = body.model_extra or {}
         self.said_once.unknown_fields(skipped & extra.keys())
         return {k: v for k, v in extra.items() if k not in skipped and k not in harmless}
-
-
-def _completion_fields(body: CompletionRequest) -> dict[str, Any]:
-    """The sampling fields of a completion. What best_of chooses by, and an echo shows, has to be
-    computed whether or not it is shown under its own name.
-    """
-    fields = body.sampling_fields()
-    if body.logprobs is not None:
-        fields["logprobs"] = body.logprobs
-    if _chooses(body):
-        fields["n"] = body.best_of
-        fields.setdefault("logprobs", 0)
-    if _scores_prompt(body):
-        fields["prompt_logprobs"] = max(body.logprobs or 0, body.prompt_logprobs or 0)
-    return fields
 
 
 def _own_names(body: ChatRequest) -> dict[str, str]:

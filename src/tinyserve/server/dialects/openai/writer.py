@@ -8,9 +8,8 @@ per token.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from json.encoder import encode_basestring as quote
 from typing import Any
 
 from tinyserve.engine.sampling import SampledToken
@@ -222,46 +221,6 @@ class OpenAIWriter(ABC):
         if self._options.token_ids:
             result["token_ids"] = choice.token_ids
         return result
-
-
-class CompletionWriter(OpenAIWriter):
-    """`/v1/completions`."""
-
-    whole_object = "text_completion"
-    chunk_object = "text_completion"
-
-    def opening(self, maker: DeltaMaker) -> bytes:
-        per_prompt = self._num_choices // len(maker.prompts)
-        self._prompts = {i: maker.prompts[i // per_prompt] for i in range(self._num_choices)}
-        return b""
-
-    def _place(
-        self, answer: dict[str, Any], choice: dict[str, Any], fields: dict[str, Any]
-    ) -> None:
-        choice.update(fields)
-
-    def _delta_text(self, delta: Delta) -> str:
-        return f'"text":{quote(delta.text)}'
-
-    def _whole_text(self, choice: WholeChoice) -> dict[str, Any]:
-        return {"text": choice.text}
-
-    def logprobs(self, tokens: Sequence[ScoredToken]) -> dict[str, Any]:
-        return {
-            "tokens": [self.token_text(t.token_id, t.strip) for t in tokens],
-            "token_logprobs": [t.logprob for t in tokens],
-            "top_logprobs": [self._top(t) for t in tokens],
-            "text_offset": [t.offset for t in tokens],
-        }
-
-    def _top(self, token: ScoredToken) -> Mapping[str, float] | None:
-        if token.logprob is None:
-            return None
-        top: dict[str, float] = {}
-        for i, p in (*token.top, (token.token_id, token.logprob)):
-            text = self.token_text(i, token.strip)
-            top.setdefault(text, p)  # of tokens that read alike, the likeliest
-        return top
 
 
 def sse(chunks: Iterable[str]) -> bytes:
