@@ -136,6 +136,17 @@ def test_parts_of_one_line_do_not_import_each_other_both_ways() -> None:
     assert not mutual
 
 
+def test_only_routes_know_a_dialect() -> None:
+    """Service, session and bridge serve all APIs alike."""
+    strays = {
+        name_of(path)
+        for path in FILES
+        if not is_at(path, ("server/dialects/", "server/routes/"))
+        and any(is_under(module, "tinyserve.server.dialects") for module in imports_of(path))
+    }
+    assert not strays
+
+
 @pytest.mark.parametrize("library", HOMES)
 def test_libraries_stay_at_home(library: str) -> None:
     strays = {

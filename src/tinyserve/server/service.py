@@ -25,8 +25,6 @@ from tinyserve.server.chat import (
     prompt_size,
 )
 from tinyserve.server.deltas import DeltaMaker, DeltaOptions, GroupPrompt
-from tinyserve.server.dialects.openai.chat_writer import ChatWriter
-from tinyserve.server.dialects.openai.completion_writer import completion_writer
 from tinyserve.server.errors import renamed
 from tinyserve.server.extensions import Extensions
 from tinyserve.server.limits import (
@@ -42,8 +40,12 @@ from tinyserve.server.session import Group
 from tinyserve.server.structured import compiled, size_of, spec_of
 from tinyserve.server.truncation import truncated
 from tinyserve.server.writer import Identity, Writer
+from tinyserve.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
+
+# Of the request, for an answer of that many prompts.
+MakeCompletionWriter = Callable[[CompletionRequest, Tokenizer, Identity, int], Writer]
 
 ALIAS = "tinyserve"
 INLINE_CHARACTERS = 8192  # longer texts are tokenized off the event loop
@@ -101,7 +103,9 @@ class Service:
             raise UnknownModelError(name)
         return name
 
-    async def completion(self, body: CompletionRequest, client: str) -> Prepared:
+    async def completion(
+        self, body: CompletionRequest, client: str, make_writer: MakeCompletionWriter
+    ) -> Prepared:
         """Check and tokenize a completion. Raises RequestError."""
         model = self._check_common(body, "logprobs", body.logprobs)
         check_completion(body)
@@ -116,7 +120,7 @@ class Service:
             fields.get("logprobs"), body.scores_prompt, params.skip_special_tokens
         )
         identity = self._identity("cmpl-", model)
-        writer = completion_writer(body, self.engine.intake.tokenizer, identity, len(kept))
+        writer = make_writer(body, self.engine.intake.tokenizer, identity, len(kept))
         group = self._group(
             identity.response_id,
             body,
@@ -133,17 +137,16 @@ class Service:
         self,
         body: ChatRequest,
         client: str,
+        make_writer: MakeWriter,
         *,
-        make_writer: MakeWriter = ChatWriter,
         id_prefix: str = "chatcmpl-",
         prompt_ids: list[int] | None = None,
     ) -> Prepared:
         """Check, render and tokenize a conversation. Raises RequestError.
 
-        `make_writer` is for other protocols that speak to the same models: they hand in their
-        conversation as a ChatRequest and write the answer their own way, under an id that begins
-        with `id_prefix`. `prompt_ids` is what `encode_chat` gave for `body`, where the caller has
-        needed it already.
+        Whatever the client's protocol, its conversation comes as a ChatRequest; `make_writer` has
+        the answer written its own way, under an id that begins with `id_prefix`. `prompt_ids` is
+        what `encode_chat` gave for `body`, where the caller has needed it already.
         """
         model = self._check_common(body, "top_logprobs", body.top_logprobs)
         check_chat(body)

@@ -6,6 +6,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tinyserve.server.answer import answer
+from tinyserve.server.dialects.openai.chat_writer import ChatWriter
+from tinyserve.server.dialects.openai.completion_writer import completion_writer
 from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.http import client_of, read_body
 from tinyserve.server.protocol import ChatRequest, CompletionRequest, parse_body
@@ -17,12 +19,13 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
     async def completions(request: Request) -> Response:
         service, bridge = state.ready()
         body = parse_body(CompletionRequest, await read_body(request, state.config.max_body_size))
-        prepared = await service.completion(body, client_of(request, body.user))
+        client = client_of(request, body.user)
+        prepared = await service.completion(body, client, completion_writer)
         return await answer(state, bridge, request, prepared)
 
     @routes.post("/v1/chat/completions", body=ChatRequest)
     async def chat_completions(request: Request) -> Response:
         service, bridge = state.ready()
         body = parse_body(ChatRequest, await read_body(request, state.config.max_body_size))
-        prepared = await service.chat(body, client_of(request, body.user))
+        prepared = await service.chat(body, client_of(request, body.user), ChatWriter)
         return await answer(state, bridge, request, prepared)
