@@ -38,9 +38,9 @@ async def answer(
         timeout_s, max_held = state.config.request_timeout_s, state.readers.buffer_size
         session = Session(bridge, group, timeout_s=timeout_s, max_held=max_held)
         session.open()
-        return EventStream(session, writer, group.deltas, state.readers)
+        return EventStream(session, writer, group.maker, state.readers)
     deltas = await collect(state, bridge, request, group)
-    return _Whole(await _written(writer, deltas, group.deltas), state.readers)
+    return _Whole(await _written(writer, deltas, group.maker), state.readers)
 
 
 async def _written(writer: Writer, deltas: list[Delta], maker: DeltaMaker) -> bytes:

@@ -1,7 +1,7 @@
 """`Session`: the life of one HTTP request from submission to release.
 
-A context that submits to the engine, watches the connection and the clock, and in the end, however
-it comes, releases everything. Inside it, `batches` yields what there is to answer with.
+It submits to the engine, watches the connection and the clock, yields what there is to answer with,
+and in the end, however it comes, releases everything.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Group:
     """What one HTTP request asks of the engine, and what makes deltas of its outputs."""
 
     id: str
-    deltas: DeltaMaker
+    maker: DeltaMaker
 
     @property
     def requests(self) -> list[EngineRequest]:
-        return [prompt.request for prompt in self.deltas.prompts]
+        return [prompt.request for prompt in self.maker.prompts]
 
 
 class Session:
@@ -101,7 +101,7 @@ class Session:
                         raise _error_of(event)
                     finally:
                         del event  # the error's traceback has this frame, and would refer to itself
-                delta = self._group.deltas.feed(event)
+                delta = self._group.maker.feed(event)
                 if delta is not None:
                     deltas.append(delta)
                     left -= delta.finish_reason is not None

@@ -37,11 +37,11 @@ class EventStream(Response):
     """Sends one session as events. `session` is open and is closed here."""
 
     def __init__(
-        self, session: Session, writer: Writer, deltas: DeltaMaker, readers: Readers
+        self, session: Session, writer: Writer, maker: DeltaMaker, readers: Readers
     ) -> None:
         self._session = session
         self._writer = writer
-        self._deltas = deltas
+        self._maker = maker
         self._readers = readers
         self._has_begun = False
 
@@ -60,7 +60,7 @@ class EventStream(Response):
             self._session.close()
 
     async def _stream(self, outlet: Outlet) -> None:
-        usage = self._deltas.usage
+        usage = self._maker.usage
         async for batch in self._session.batches():
             if not self._has_begun:
                 await self._begin(outlet)
@@ -70,7 +70,7 @@ class EventStream(Response):
     async def _begin(self, outlet: Outlet) -> None:
         self._has_begun = True
         await outlet.send({"type": "http.response.start", "status": 200, "headers": HEADERS})
-        opening = one_line_each(self._writer.opening(self._deltas))
+        opening = one_line_each(self._writer.opening(self._maker))
         if opening:
             await outlet.write(opening)
 

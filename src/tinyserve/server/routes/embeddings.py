@@ -21,5 +21,5 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
         model = service.resolve_model(body.model)
         group = await embedding_requests(service, body, client_of(request, body.user))
         deltas = await collect(state, bridge, request, group)
-        text = await embedding_answer(body, model, deltas, group.deltas.usage)
+        text = await embedding_answer(body, model, deltas, group.maker.usage)
         return Response(text, media_type="application/json")
