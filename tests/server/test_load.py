@@ -106,7 +106,7 @@ def test_mem_03_nothing_is_kept_of_requests_that_ended(served: Live) -> None:
     served.wait_idle()
     bridge, core = served.bridge, served.engine.core
     wait_for(lambda: not bridge._releases)
-    assert [len(kept) for kept in (bridge._routes, bridge._groups, core._jobs)] == [0, 0, 0]
+    assert [len(kept) for kept in (bridge._mailboxes, bridge._groups, core._jobs)] == [0, 0, 0]
     assert (len(bridge._queue), bridge._queue.num_requests, bridge._queue.num_tokens) == (0, 0, 0)
     inside = bridge._inside
     kept = (inside._requests, inside._open, inside._unstarted, inside.waiting)

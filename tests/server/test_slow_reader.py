@@ -74,7 +74,7 @@ def test_a_stalled_reader_is_given_up_before_its_time_when_too_much_waits() -> N
         deaf(served, stream=True) as client,
     ):
         wait_for(lambda: served.bridge.num_open == 1)
-        (mailbox,) = set(served.bridge._routes.values())
+        (mailbox,) = set(served.bridge._mailboxes.values())
         wait_for(lambda: served.bridge.num_open == 0, 60)
         served.wait_idle()  # long before the client is cut off
         assert mailbox._size < (256 << 10) + 64 * 25 * 200  # the bound and one step

@@ -69,7 +69,7 @@ class EngineBridge:
         self._death: BaseException | None = None
         # The loop's own:
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._routes: dict[str, Mailbox] = {}
+        self._mailboxes: dict[str, Mailbox] = {}
         self._groups: dict[str, tuple[str, ...]] = {}
         # The engine thread's own:
         self._inside = Occupancy()
@@ -93,14 +93,14 @@ class EngineBridge:
             self._raise_if_gone()
             self._queue.put(entries, retry_after=self._retry_after)
             for request in requests:
-                self._routes[request.request_id] = mailbox
+                self._mailboxes[request.request_id] = mailbox
             self._groups[group] = tuple(r.request_id for r in requests)
             self._wake.notify()
 
     def release(self, group: str) -> None:
         """Forget an HTTP request in whatever state it is. Idempotent."""
         request_ids = self._groups.pop(group, ())
-        unfinished = [i for i in request_ids if self._routes.pop(i, None) is not None]
+        unfinished = [i for i in request_ids if self._mailboxes.pop(i, None) is not None]
         if not unfinished:
             return
         with self._wake:
@@ -128,7 +128,7 @@ class EngineBridge:
 
     def fail_all(self, error: TinyServeError) -> None:
         """End every open request with `error`."""
-        for mailbox in set(self._routes.values()):
+        for mailbox in set(self._mailboxes.values()):
             mailbox.put(error)
 
     def stop(self) -> None:
@@ -157,7 +157,7 @@ class EngineBridge:
     @property
     def num_open(self) -> int:
         """Engine requests somebody listens to, waiting ones included."""
-        return len(self._routes)
+        return len(self._mailboxes)
 
     def _raise_if_gone(self) -> None:
         if self._death is not None:
@@ -171,7 +171,7 @@ class EngineBridge:
     def _deliver(self, outputs: Sequence[RequestOutput]) -> None:
         """On the loop: hand each output to whoever listens."""
         for output in outputs:
-            mailbox = self._routes.get(output.request_id)
+            mailbox = self._mailboxes.get(output.request_id)
             if mailbox is not None:
                 mailbox.put(output)
         assert self._loop is not None
@@ -180,7 +180,7 @@ class EngineBridge:
     def _forget(self, finished: Sequence[str]) -> None:
         """On the loop: these requests have left the engine by themselves."""
         for request_id in finished:
-            self._routes.pop(request_id, None)
+            self._mailboxes.pop(request_id, None)
 
     # -- the engine thread's side ----------------------------------------------------------------
 
