@@ -185,7 +185,8 @@ class EngineCore:
             return self._fail(job, job.fault)
         for token in sampled:
             if token.is_nan or token.is_blocked:
-                return self._fail(job, self._fault_of(job, token))
+                self._num_corrupted += token.is_nan
+                return self._fail(job, _fault_of(job, token))
         if sampled and job.has_forked:
             return [self._commit_tokens(seq, chunk, sampled)]
         return self._commit_prompt(seq, chunk, sampled)
@@ -255,18 +256,6 @@ class EngineCore:
             job.reader.deliver(outputs[0])
         return outputs
 
-    def _fault_of(self, job: Job, token: SampledToken) -> Exception:
-        """Why a request cannot go on after this draw."""
-        if token.is_nan:
-            self._num_corrupted += 1
-            return TinyServeError(
-                f"request {job.request_id!r}: the model's logits are not numbers (NaN)"
-            )
-        return RequestError(
-            "no token may come next: the request's grammar, allowed_token_ids, bad_words, "
-            "logit_bias and min_tokens together rule out every one"
-        )
-
     def _fail(self, job: Job, error: Exception) -> list[RequestOutput]:
         """End every choice of a job."""
         outputs = []
@@ -287,3 +276,15 @@ class EngineCore:
         if all(other.status is Status.FINISHED for other in job.sequences):
             self._jobs.pop(job.request_id, None)
             job.forget()
+
+
+def _fault_of(job: Job, token: SampledToken) -> Exception:
+    """Why a request cannot go on after this draw."""
+    if token.is_nan:
+        return TinyServeError(
+            f"request {job.request_id!r}: the model's logits are not numbers (NaN)"
+        )
+    return RequestError(
+        "no token may come next: the request's grammar, allowed_token_ids, bad_words, "
+        "logit_bias and min_tokens together rule out every one"
+    )

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine, build_engine
 from tinyserve.engine.calls import Stream, run
-from tinyserve.engine.embedding import unit
 from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Intake
 from tinyserve.engine.llm_arguments import either, plain, prompts_of, template_options
 from tinyserve.engine.outputs import Output
+from tinyserve.engine.prompt_rows import unit
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.engine.shared_core import SharedCore
 from tinyserve.engine.turn import Turn

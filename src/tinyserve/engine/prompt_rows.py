@@ -13,6 +13,7 @@ how a prompt was cut, on the batch, or on preemption. Knows no scheduler and no 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 
 from tinyserve.engine.request import EngineRequest, RequestOutput
 from tinyserve.engine.sampling import SampledToken, SampleRow, SamplingParams
+from tinyserve.kernels.formats import F32
 
 
 class PromptReader(Protocol):
@@ -111,3 +113,12 @@ def reader_of(request: EngineRequest, prompt_ids: Sequence[int]) -> PromptReader
         first = 0 if request.pooling == "mean" else len(prompt_ids) - 1
         return PooledState(prompt_ids, params, first)
     return PromptScores(prompt_ids, params) if params.prompt_logprobs is not None else None
+
+
+def unit(vector: F32) -> F32:
+    """An embedding at length 1 (a zero vector stays zero). The sum of squares is exact before it is
+    rounded, so that no library's order of addition shows.
+    """
+    wide = vector.astype(np.float64)
+    length = math.sqrt(math.fsum((wide * wide).tolist()))
+    return (wide / length).astype(np.float32) if length else vector

@@ -99,7 +99,7 @@ class Scheduler:
             child.num_computed = child.num_charged = parent.num_computed
             child.was_admitted = True
             self._policy.admitted(child)
-            self._run(child)
+            self._start(child)
         else:
             self._policy.add(child)
 
@@ -281,10 +281,10 @@ class Scheduler:
                 self.counters.prefix_hit_tokens += num_computed
             if not seq.output_ids:
                 seq.job.num_cached_tokens = num_computed
-        self._run(seq)
+        self._start(seq)
         return True
 
-    def _run(self, seq: Sequence) -> None:
+    def _start(self, seq: Sequence) -> None:
         seq.was_admitted = True
         seq.status = Status.RUNNING
         insort(self._running, seq, key=_order)

@@ -61,7 +61,7 @@ def create_app(
         if engine is not None:
             state.start(engine)
         elif loading is not None:
-            waiting = asyncio.create_task(_wait(state, loading, on_ready))
+            waiting = asyncio.create_task(_start_when_loaded(state, loading, on_ready))
         yield
         if waiting is not None:
             waiting.cancel()
@@ -80,7 +80,7 @@ def create_app(
     return app
 
 
-async def _wait(
+async def _start_when_loaded(
     state: ServerState,
     loading: Future[Engine],
     on_ready: Callable[[Engine], None] | None,

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
-from tinyserve.engine.embedding import unit
 from tinyserve.engine.intake import Intake, Prompt, split_prompts
+from tinyserve.engine.prompt_rows import unit
 from tinyserve.errors import RequestError
 from tinyserve.kernels.formats import F32
 from tinyserve.server.deltas import Delta, DeltaMaker, DeltaOptions, GroupPrompt, Usage
