@@ -18,7 +18,7 @@ from test_exact_engine import alone, finished
 from tinyserve.config import SchedulerConfig
 from tinyserve.engine.core import EngineCore
 from tinyserve.engine.draft_model import DraftLimits, DraftModelProposer
-from tinyserve.engine.rejection import draw_by_rejection
+from tinyserve.engine.drawing import draw_by_rejection
 from tinyserve.engine.request import EngineRequest
 from tinyserve.engine.runner import ModelRunner
 from tinyserve.engine.sampling import SamplingParams

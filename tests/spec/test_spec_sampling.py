@@ -19,8 +19,8 @@ import pytest
 from tinyserve.config import ModelOptions, SchedulerConfig
 from tinyserve.engine.core import EngineCore
 from tinyserve.engine.draft_model import DraftLimits, DraftModelProposer
+from tinyserve.engine.drawing import draw_by_rejection
 from tinyserve.engine.plan import Chunk, StepPlan
-from tinyserve.engine.rejection import draw_by_rejection
 from tinyserve.engine.request import EngineRequest
 from tinyserve.engine.runner import ModelRunner
 from tinyserve.engine.sampling import SampleRow, SamplingParams

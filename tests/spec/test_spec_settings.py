@@ -9,7 +9,7 @@ import pytest
 
 from tinyserve.cli.options import build_parser, configuration
 from tinyserve.config import SpecConfig, TinyServeConfig
-from tinyserve.engine.rejection import draw_by_rejection, draw_coupled
+from tinyserve.engine.drawing import draw_by_rejection, draw_coupled
 from tinyserve.engine.speculation import make_draw, make_proposer
 from tinyserve.errors import ConfigError
 from tinyserve.spec.ngram import NgramProposer

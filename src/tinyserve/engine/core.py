@@ -14,12 +14,12 @@ from typing import Any
 
 from tinyserve.config import SchedulerConfig
 from tinyserve.engine.commit import confirmed, take_tokens
-from tinyserve.engine.draws import read_positions, rows_of
+from tinyserve.engine.drawing import DrawRows, draw_coupled
 from tinyserve.engine.job import Job, job_of
 from tinyserve.engine.model_limits import ModelLimits
 from tinyserve.engine.plan import Chunk, Runner
-from tinyserve.engine.rejection import DrawRows, draw_coupled
 from tinyserve.engine.request import EngineRequest, EngineStats, FinishReason, RequestOutput
+from tinyserve.engine.sample_rows import read_positions, rows_of
 from tinyserve.engine.sampling import SampledToken
 from tinyserve.engine.scheduler import Scheduler
 from tinyserve.engine.sequence import Sequence, Status

@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tinyserve.engine.draws import draw_row
 from tinyserve.engine.plan import Chunk, Logits, Runner, StepPlan
+from tinyserve.engine.sample_rows import next_row
 from tinyserve.engine.sampling import SampledToken, SampleRow
 from tinyserve.engine.sequence import Sequence
 from tinyserve.errors import RequestError
@@ -247,7 +247,7 @@ class DraftModelProposer:
             if len(masks) <= len(drafts):
                 return None
             mask = masks[-1] if len(masks[-1]) * 32 >= self.limits.vocab_size else None
-        row = draw_row(seq, drafts, index, mask)
+        row = next_row(seq, drafts, index, mask)
         row.num_logprobs = None
         row.wants_probs = self._wants_probs
         return row

@@ -9,7 +9,7 @@ from typing import Any
 
 from tinyserve.config import SpecConfig, TinyServeConfig
 from tinyserve.engine.draft_model import DraftLimits, DraftModelProposer
-from tinyserve.engine.rejection import DrawRows, draw_by_rejection, draw_coupled
+from tinyserve.engine.drawing import DrawRows, draw_by_rejection, draw_coupled
 from tinyserve.engine.runner import ModelRunner
 from tinyserve.errors import ConfigError
 from tinyserve.kv.manager import KVManager

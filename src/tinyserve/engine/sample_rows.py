@@ -59,13 +59,13 @@ def _add_rows(
         return
     if not job.has_forked:
         for choice in job.sequences:
-            rows += _draw_rows(choice, [], end - 1 + to_row)
+            rows += _next_rows(choice, [], end - 1 + to_row)
         return
     if not drafts and seq.grammar is None and not job.may_ban:
-        seq.row = draw_row(seq, [], end - 1 + to_row)
+        seq.row = next_row(seq, [], end - 1 + to_row)
         rows.append(seq.row)
         return
-    drawn = _draw_rows(seq, drafts, end - 1 - len(drafts) + to_row)
+    drawn = _next_rows(seq, drafts, end - 1 - len(drafts) + to_row)
     for row, token_id in zip(drawn, drafts, strict=False):  # the last row has none
         row.draft = token_id
     for row, probs in zip(drawn, draft.probs, strict=False):
@@ -79,7 +79,7 @@ def read_positions(seq: Sequence, chunk: Chunk) -> range:
     return range(wanted.start, min(chunk.start + len(chunk.token_ids), wanted.stop))
 
 
-def _draw_rows(seq: Sequence, drafts: list[int], first_row: int) -> list[SampleRow]:
+def _next_rows(seq: Sequence, drafts: list[int], first_row: int) -> list[SampleRow]:
     """The row of the next token, and one after each draft as if those before it were right.
 
     None after a draft that the grammar rules out: it will not be drawn. A grammar that cannot go on
@@ -87,18 +87,18 @@ def _draw_rows(seq: Sequence, drafts: list[int], first_row: int) -> list[SampleR
     """
     if seq.grammar is None:
         counts = range(len(drafts) + 1)
-        return [draw_row(seq, drafts[:count], first_row + count) for count in counts]
+        return [next_row(seq, drafts[:count], first_row + count) for count in counts]
     try:
         masks = seq.grammar.masks(drafts)
     except RequestError as error:
         seq.job.fault = error
         return []
     return [
-        draw_row(seq, drafts[:count], first_row + count, mask) for count, mask in enumerate(masks)
+        next_row(seq, drafts[:count], first_row + count, mask) for count, mask in enumerate(masks)
     ]
 
 
-def draw_row(seq: Sequence, drafts: list[int], row: int, mask: Mask | None = None) -> SampleRow:
+def next_row(seq: Sequence, drafts: list[int], row: int, mask: Mask | None = None) -> SampleRow:
     """The row of the token after the sequence's tokens and `drafts`."""
     job = seq.job
     params = job.params
