@@ -124,10 +124,10 @@ class Service:
         group = self._group(
             identity.response_id,
             body,
-            client,
             params,
             kept,
             options,
+            client=client,
             continues=True,
             grammar=await compiled(self.engine.intake.grammars, spec),
         )
@@ -164,17 +164,17 @@ class Service:
             group = self._group(
                 context.identity.response_id,
                 body,
-                client,
                 params,
                 [(self._truncated(ids, body, params), context.answer.echo)],
                 options,
+                client=client,
                 continues=bool(body.continue_final_message),
                 answer=context.answer,
                 grammar=await compiled(self.engine.intake.grammars, spec),
             )
         return Prepared(group, make_writer(context), bool(body.stream))
 
-    async def chat_prompt(self, body: ChatRequest) -> list[int]:
+    async def truncated_prompt(self, body: ChatRequest) -> list[int]:
         """What the model would read of a conversation, cut where it asks for that. Raises
         RequestError.
         """
@@ -199,7 +199,6 @@ class Service:
         self,
         group_id: str,
         body: GenerationRequest,
-        client: str,
         params: SamplingParams,
         prompts: Sequence[tuple[list[int], str]],
         options: DeltaOptions,
@@ -221,7 +220,6 @@ class Service:
                 priority=body.priority or 0,
                 cache_salt=body.cache_salt,
                 speculative=body.speculative is not False,
-                client=client,
                 **extra,
             )
             grouped.append(GroupPrompt(request, i * params.n, echo))

@@ -110,7 +110,7 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
         """The prompt of a chat request, as the model would read it."""
         service, _ = state.ready()
         body = parse_body(ChatRequest, await read_body(request, limit))
-        ids = await service.chat_prompt(body)
+        ids = await service.truncated_prompt(body)
         decode = service.engine.intake.tokenizer.decode
         text = await service.off_loop_if(len(ids), lambda: decode(ids, skip_special_tokens=False))
         return json_response({"prompt": text, **_counted(service, ids)})
