@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -97,6 +98,19 @@ def test_rendered_prompts_are_cut_where_the_model_would_see_them_cut(
     assert rendered["count"] == (3 if keep == 3 else room - 2)
     body["truncate_prompt_tokens"] = 0
     assert refused(served, "/apply-template", **body)["param"] == "truncate_prompt_tokens"
+
+
+def test_rendered_prompts_leave_room_for_the_models_own_length_of_answers() -> None:
+    """Where the model names one for conversations, and the request does not."""
+    engine = make_engine()
+    intake = dataclasses.replace(engine.intake, chat_max_tokens=7)
+    with live(dataclasses.replace(engine, intake=intake)) as served:
+        messages = [{"role": "user", "content": "a b " * 512}]
+        body = {"messages": messages, "truncate_prompt_tokens": -1}
+        rendered = ok(served.post("/apply-template", **body))
+        answer = ok(served.post("/v1/chat/completions", **body, return_token_ids=True))
+        assert rendered["tokens"] == answer["prompt_token_ids"]
+        assert rendered["count"] == served.state.ready()[0].room - 7
 
 
 @pytest.mark.parametrize(

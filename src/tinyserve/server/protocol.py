@@ -182,12 +182,17 @@ class ChatRequest(GenerationRequest):
     echo: bool | None = None
     add_special_tokens: bool | None = None  # true: a BOS, where the template writes none
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likeliest tokens are shown beside each; None: no logprobs at all."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
     def sampling_fields(self) -> dict[str, Any]:
         fields = super().sampling_fields()
         if self.max_completion_tokens is not None:
             fields["max_tokens"] = self.max_completion_tokens
-        if self.logprobs:
-            fields["logprobs"] = self.top_logprobs or 0
+        if self.num_logprobs is not None:
+            fields["logprobs"] = self.num_logprobs
         return fields
 
 

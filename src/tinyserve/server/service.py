@@ -150,14 +150,11 @@ class Service:
         """
         model = self._check_common(body, "top_logprobs", body.top_logprobs)
         check_chat(body)
-        fields = body.sampling_fields()
-        with renamed(_own_names(body)):
-            intake = self.engine.intake
-            params = intake.params(fields, max_tokens=intake.chat_max_tokens)
+        params = self._chat_params(body)
         ids = prompt_ids or await self.encode_chat(body)
         context = chat_context(self.engine, body, ids, self._identity(id_prefix, model), params.n)
         options = DeltaOptions(
-            fields.get("logprobs"), False, params.skip_special_tokens, context.answer.visible_ids
+            body.num_logprobs, False, params.skip_special_tokens, context.answer.visible_ids
         )
         spec = await self.off_loop_if(prompt_size(body), context.constraint)
         with renamed(_own_names(body)):
@@ -179,13 +176,16 @@ class Service:
         RequestError.
         """
         self._check_common(body, "top_logprobs", body.top_logprobs)
-        with renamed(_own_names(body)):
-            params = self.engine.intake.params(body.sampling_fields(), max_tokens=None)
-        return self._truncated(await self.encode_chat(body), body, params)
+        return self._truncated(await self.encode_chat(body), body, self._chat_params(body))
 
     async def encode_chat(self, body: ChatRequest) -> list[int]:
         """The prompt of a conversation, as token ids. Raises RequestError."""
         return await self.off_loop_if(prompt_size(body), encode_chat, self.engine, body)
+
+    def _chat_params(self, body: ChatRequest) -> SamplingParams:
+        intake = self.engine.intake
+        with renamed(_own_names(body)):
+            return intake.params(body.sampling_fields(), max_tokens=intake.chat_max_tokens)
 
     def _check_common(self, body: GenerationRequest, param: str, num_logprobs: int | None) -> str:
         """The checks that completions and chats share; returns the served name of the model."""
