@@ -11,8 +11,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast
 
-from tinyserve.errors import RequestError
-
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKEN_IDS = 1024
 MAX_ALLOWED_TOKEN_IDS = 1 << 17
@@ -100,24 +98,3 @@ class Extensions(BaseModel):
         """Those that the client has set."""
         values = {name: getattr(self, name) for name in Extensions.model_fields}
         return {name: value for name, value in values.items() if value is not None}
-
-
-# Fields that ask for something which only answers of the chat and completion APIs can show.
-_UNSHOWN = ("prompt_logprobs", "echo", "return_token_ids", "return_tokens_as_token_ids")
-
-
-def refuse_unshown(body: BaseModel, *more: str) -> None:
-    """Raise RequestError where an API of single answers is asked for what it cannot show.
-
-    `more` are further fields that it has no place for.
-    """
-    extra = body.model_extra or {}
-    if extra.get("n") not in (None, 1):
-        raise RequestError("n: there is one answer only", param="n", code="unsupported_parameter")
-    for name in (*_UNSHOWN, *more):
-        if extra.get(name) is not None and extra[name] is not False:
-            raise RequestError(
-                f"{name}: this API's answers have no place for it",
-                param=name,
-                code="unsupported_parameter",
-            )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any, TypeVar
@@ -26,7 +26,6 @@ from tinyserve.server.chat import (
 )
 from tinyserve.server.deltas import DeltaMaker, DeltaOptions, GroupPrompt
 from tinyserve.server.errors import renamed
-from tinyserve.server.extensions import Extensions
 from tinyserve.server.limits import (
     check_chat,
     check_completion,
@@ -263,17 +262,6 @@ class Service:
         return Identity(
             f"{prefix}{secrets.token_hex(12)}", int(time.time()), model, self.engine.fingerprint
         )
-
-    def passed_on(
-        self, body: Extensions, skipped: Set[str], harmless: Set[str] = frozenset()
-    ) -> dict[str, Any]:
-        """The unknown fields of another protocol's body that the chat request may know.
-
-        The `skipped` have another name or no place there; unless `harmless`, they are logged once.
-        """
-        extra = body.model_extra or {}
-        self.said_once.unknown_fields(skipped & extra.keys())
-        return {k: v for k, v in extra.items() if k not in skipped and k not in harmless}
 
 
 def _own_names(body: ChatRequest) -> dict[str, str]:

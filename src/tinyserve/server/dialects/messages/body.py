@@ -12,9 +12,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
 from tinyserve.errors import RequestError
+from tinyserve.server.dialects.extra_fields import refuse_unshown
 from tinyserve.server.dialects.function_tool import function_tool
 from tinyserve.server.dialects.json_node import Node
-from tinyserve.server.extensions import FAST, Extensions, refuse_unshown
+from tinyserve.server.extensions import FAST, Extensions
 
 
 def _text_or_blocks(value: Any) -> Any:

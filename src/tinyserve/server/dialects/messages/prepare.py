@@ -6,6 +6,7 @@ from typing import Any
 
 from tinyserve.errors import ContextLengthError
 from tinyserve.server.chat import ChatContext
+from tinyserve.server.dialects.extra_fields import passed_on
 from tinyserve.server.dialects.fitting import with_lower_max_tokens
 from tinyserve.server.dialects.messages.body import (
     HARMLESS,
@@ -49,7 +50,7 @@ async def num_prompt_tokens(service: Service, body: CountRequest) -> int:
 
 
 async def _prepared(service: Service, body: MessagesRequest, client: str) -> Prepared:
-    extra = service.passed_on(body, NOT_PASSED_ON, HARMLESS)
+    extra = passed_on(body, service.said_once, NOT_PASSED_ON, HARMLESS)
     fields = {
         **_fields(service, body),
         "stream": body.stream,

@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator
 
 from tinyserve.errors import RequestError
+from tinyserve.server.dialects.extra_fields import refuse_unshown
 from tinyserve.server.dialects.json_node import Node
-from tinyserve.server.extensions import FAST, Extensions, at_most, refuse_unshown
+from tinyserve.server.extensions import FAST, Extensions, at_most
 
 LOGPROBS = "message.output_text.logprobs"  # a member of `include`
 

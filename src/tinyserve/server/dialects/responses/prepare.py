@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tinyserve.server.chat import ChatContext
+from tinyserve.server.dialects.extra_fields import passed_on
 from tinyserve.server.dialects.fitting import as_it_is, without_oldest
 from tinyserve.server.dialects.json_node import Node
 from tinyserve.server.dialects.responses.body import (
@@ -82,7 +83,7 @@ def _chat_request(service: Service, body: ResponsesRequest, tools: ToolSet) -> C
             f"/v1/responses: leaving out {kind[:64]!r}, which this server cannot offer"
         )
     choice = read_choice(body.tool_choice, tools)
-    extra = service.passed_on(body, NOT_PASSED_ON)
+    extra = passed_on(body, service.said_once, NOT_PASSED_ON)
     fields: dict[str, Any] = {
         "messages": messages,
         "model": body.model,
