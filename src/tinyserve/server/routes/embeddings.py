@@ -6,7 +6,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tinyserve.server.answer import collect
-from tinyserve.server.embeddings import EmbeddingRequest, embedding_answer, embedding_requests
+from tinyserve.server.dialects.openai.embeddings import (
+    EmbeddingRequest,
+    embedding_answer,
+    embedding_requests,
+)
 from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.http import client_of, read_body
 from tinyserve.server.protocol import read_model
