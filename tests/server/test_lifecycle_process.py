@@ -134,6 +134,17 @@ def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
         assert code == 128 + signal.SIGTERM
 
 
+def test_a_signal_that_is_told_twice_is_one(tmp_path: Path) -> None:
+    """`timeout` sends it to the process and to its group: that is no second request to end."""
+    with server(tmp_path, TINYSERVE_SERVER_SHUTDOWN_TIMEOUT_S=600, FAKE_STEP_S=0.1) as running:
+        running.wait_ready()
+        stream = Stream(running.client)
+        running.process.send_signal(signal.SIGTERM)
+        code, said = running.end(signal.SIGINT)  # of another number, so that both arrive
+        assert code == 0, said
+        assert stream.last_event() == "[DONE]"
+
+
 def _forsaken(client: httpx.Client) -> None:
     with contextlib.suppress(httpx.HTTPError):
         client.post("/v1/completions", json=BODY)

@@ -3,8 +3,9 @@
 The port opens first; the model loads beside it, on a thread, and `/health` says 503 until it is
 there. On SIGTERM or SIGINT no new request is taken, running ones get `shutdown_timeout_s`, then
 their streams end with an error; exit code 0. A second signal ends the process at once, with 128 and
-the signal's number. If the engine dies, every stream ends with an error, `/health` says 503 for
-`DEATH_GRACE_S`, and the process ends with an error, for a supervisor to start it again.
+the signal's number; one that follows within `REPEAT_S` is the first, told twice. If the engine
+dies, every stream ends with an error, `/health` says 503 for `DEATH_GRACE_S`, and the process ends
+with an error, for a supervisor to start it again.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -39,6 +42,7 @@ logger = logging.getLogger("tinyserve.server")
 # 60 s): where the server closes first, the request that was just being sent is lost.
 KEEP_ALIVE_S = 75
 GRACE_S = 2  # for responses to go out once their requests have been ended
+REPEAT_S = 0.5  # `timeout` and others send one signal to the process and to its group
 DEATH_GRACE_S = 2.0  # for clients and probes to learn that the engine is dead
 CERT_REQS = {
     "none": ssl.CERT_NONE,
@@ -132,16 +136,21 @@ class GracefulServer(uvicorn.Server):
         super().__init__(config)
         self._state = state
         self._is_doomed = False
+        self._signalled = -math.inf  # time.monotonic of the first signal
 
     def give_up(self) -> None:
         """End, because there is no engine."""
         self.should_exit = True
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self._signalled < REPEAT_S:
+            return
         if self.should_exit:
             logger.warning("a second signal: ending at once")
             logging.shutdown()
             end_at_once(128 + sig)
+        self._signalled = now
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
