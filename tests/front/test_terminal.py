@@ -120,6 +120,12 @@ def test_an_open_server_is_pointed_out() -> None:
     assert "open" not in addresses()
     assert "--api-key" in addresses(host="0.0.0.0")["open"]
     assert "open" not in addresses(host="0.0.0.0", api_key="secret")
+    assert "open" not in addresses(host="0.0.0.0", api_key_file="/no/matter")
+    assert "open" not in addresses(host="0.0.0.0", uds="/no/matter")
+    assert "open" not in addresses(host="127.0.0.2")
+    certificates = {"ssl_certfile": "c", "ssl_ca_certs": "a"}
+    assert "open" in addresses(host="0.0.0.0", **certificates)
+    assert "open" not in addresses(host="0.0.0.0", ssl_cert_reqs="required", **certificates)
     assert "page" not in addresses(web_page=False)
     assert "secret" not in str(addresses(host="0.0.0.0", api_key="secret"))
 

@@ -16,11 +16,11 @@ from tinyserve.engine.build import Engine
 from tinyserve.kernels.select import BackendChoice
 from tinyserve.kv_budget import readable
 from tinyserve.models.config import ModelConfig
+from tinyserve.server.guards import is_open
 
 logger = logging.getLogger("tinyserve")
 
 Row = tuple[str, str]
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def announce(engine: Engine, url: str, choice: BackendChoice, *, is_table: bool) -> None:
@@ -66,7 +66,7 @@ def address_rows(engine: Engine, url: str) -> Iterator[Row]:
     if engine.config.server.web_page:
         yield "page", f"{url}/"
     yield "reference", f"{url}/docs"
-    if engine.config.server.host not in LOOPBACK and not engine.config.server.api_key:
+    if is_open(engine.config.server):
         yield "open", "whoever reaches this address may use it: --api-key sets a key"
 
 

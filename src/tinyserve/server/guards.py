@@ -117,6 +117,12 @@ class HostGuard:
         return self._knows(name.strip("[]").rstrip("."))
 
 
+def is_open(config: ServerConfig) -> bool:
+    """May anyone who reaches the address use it, and may others than this machine reach it?"""
+    asks = config.api_key or config.api_key_file or config.ssl_cert_reqs == "required"
+    return not asks and config.uds is None and not _is_loopback(config.host)
+
+
 def host_rule(config: ServerConfig, *, has_keys: bool) -> Callable[[str], bool] | None:
     """Which names in the Host header are served; None: all."""
     if config.allowed_hosts:
