@@ -129,8 +129,9 @@ class ServerConfig:
                 raise ConfigError(f"server.{name} must not hold an empty string")
         if not self.host.strip():  # which would be every address of the machine
             raise ConfigError("server.host must not be empty; 0.0.0.0 listens on all addresses")
-        if self.ssl_keyfile is not None and self.ssl_certfile is None:
-            raise ConfigError("server.ssl_keyfile needs server.ssl_certfile")
+        for name in ("ssl_keyfile", "ssl_ca_certs"):
+            if getattr(self, name) is not None and self.ssl_certfile is None:
+                raise ConfigError(f"server.{name} needs server.ssl_certfile: without it, no TLS")
         if self.ssl_cert_reqs != "none" and self.ssl_ca_certs is None:
             raise ConfigError("server.ssl_cert_reqs needs server.ssl_ca_certs to check against")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):

@@ -441,6 +441,7 @@ def test_a_file_that_cannot_be_read_is_named(name: str) -> None:
     "config",
     [
         {"ssl_keyfile": "key.pem"},
+        {"ssl_ca_certs": __file__, "ssl_cert_reqs": "required"},  # and no TLS to ask for one in
         {"ssl_certfile": "/no/such/file"},
         {"ssl_certfile": __file__},
         {"ssl_certfile": __file__, "ssl_cert_reqs": "required"},
@@ -455,6 +456,20 @@ def test_settings_that_cannot_work_are_named(config: dict[str, Any]) -> None:
 def test_a_file_that_is_no_certificate_is_called_so() -> None:
     with pytest.raises(ConfigError, match="no certificate and key in PEM form"):
         run.serve(Future(), ServerConfig(port=0, ssl_certfile=__file__))
+
+
+def test_an_encrypted_key_is_refused_and_no_terminal_asked(
+    certificate: tuple[Path, Path], tmp_path: Path
+) -> None:
+    chain, key = certificate
+    encrypted = tmp_path / "encrypted.pem"
+    protect = ["-aes128", "-passout", "pass:secret"]
+    subprocess.run(
+        ["openssl", "pkey", "-in", key, "-out", encrypted, *protect], check=True, timeout=60
+    )
+    options = {"ssl_certfile": str(chain), "ssl_keyfile": str(encrypted)}
+    with pytest.raises(ConfigError, match=r"server\.ssl_keyfile: .* has a password"):
+        run.serve(Future(), ServerConfig(port=0, **options))
 
 
 # -- logs -----------------------------------------------------------------------------------------

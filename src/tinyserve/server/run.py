@@ -115,10 +115,14 @@ def web_settings(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
         path = getattr(config, name)
         try:
-            if path is not None:
-                Path(path).read_bytes()
+            is_encrypted = path is not None and b"ENCRYPTED" in Path(path).read_bytes()
         except OSError as error:
             raise ConfigError(f"server.{name}: cannot read {path}: {reason_of(error)}") from None
+        if is_encrypted:  # OpenSSL would ask the terminal for the password, and wait
+            raise ConfigError(
+                f"server.{name}: the key in {path} has a password; "
+                f"`openssl pkey -in {path}` writes it without one"
+            )
     try:
         settings.load()
     except OSError as error:  # ssl.SSLError is one
