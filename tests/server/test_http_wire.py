@@ -314,6 +314,24 @@ def test_http_01_unknown_routes_and_methods_are_named(served: Live) -> None:
     assert len(said("GET", "/" + "x" * 5000)) < 300
 
 
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/completion", "/v1/completions"),
+        ("/wp-login.php", None),
+    ],
+)
+def test_a_base_url_with_v1_left_out_or_twice_is_told(
+    served: Live, asked: str, meant: str | None
+) -> None:
+    message = served.client.post(asked, json={}).json()["error"]["message"]
+    assert asked in message
+    assert ("did you mean" in message) == (meant is not None)
+    assert meant is None or f"'{meant}'" in message
+
+
 def test_text_that_no_tokenizer_should_choke_on(served: Live) -> None:
     for text in ("\x00", "\ufffe", "\U0010ffff", "a\u0301" * 50, "\u202e\u2066", "\ufeff", "﷽" * 9):
         answer = served.complete(text, max_tokens=1, echo=True, stop=[text + "x"])

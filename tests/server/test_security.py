@@ -382,6 +382,10 @@ def test_a_root_path_that_a_proxy_strips_or_keeps() -> None:
                 answered = client.get(prefix + "/v1/models", headers=bearer("k"))
                 assert answered.status_code == 200
             assert client.get("/llm/llm/health").status_code == 401
+            bare = client.get("/llm")
+            assert bare.is_redirect
+            assert bare.headers["location"] == "/llm/"
+            assert client.get("/llm/").status_code == 200
             document = client.get("/openapi.json", headers=bearer("k")).json()
             assert document["servers"] == [{"url": "/llm"}]
             counted = client.get("/metrics", headers=bearer("k")).text

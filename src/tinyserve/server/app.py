@@ -17,7 +17,8 @@ from concurrent.futures import Future
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tinyserve.config import ServerConfig
@@ -98,15 +99,20 @@ async def _start_when_loaded(
 
 
 class RootPath:
-    """Serves under a path prefix of a proxy, whether or not the proxy strips it."""
+    """Serves under a path prefix of a proxy, whether or not the proxy strips it. The prefix alone
+    leads to the page below it, whose links are relative.
+    """
 
     def __init__(self, app: ASGIApp, root_path: str) -> None:
         self._app = app
         self._root_path = root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app = self._app
+        if scope["type"] == "http" and scope["path"] == self._root_path:
+            app = RedirectResponse(self._root_path + "/")
         scope["root_path"] = self._root_path  # in place: layers around it read what routes leave
-        await self._app(scope, receive, send)
+        await app(scope, receive, send)
 
 
 def _add_middleware(app: Starlette, state: ServerState) -> None:
@@ -130,12 +136,14 @@ def _add_middleware(app: Starlette, state: ServerState) -> None:
 
 
 def _add_error_handlers(app: Starlette) -> None:
+    paths = [route.path for route in app.routes if isinstance(route, Route)]
+
     async def on_error(request: Request, error: Exception) -> Response:
         if isinstance(error, ClientGoneError):
             return Response(status_code=499)  # no client is left to read it
         path = request.url.path
         if isinstance(error, HTTPException):
-            told = status_failure(error.status_code, request.method, path, error.headers)
+            told = status_failure(error.status_code, request.method, path, error.headers, paths)
         else:
             told = failure(error, path)
         if told.status >= 500 and not isinstance(error, EngineDeadError):

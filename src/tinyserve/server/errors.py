@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import http
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from tinyserve.errors import (
     RequestTimeoutError,
     TinyServeError,
 )
+from tinyserve.settings import did_you_mean
 
 MAX_MESSAGE = 2000  # characters
 _MESSAGES_KINDS = {
@@ -91,12 +92,18 @@ def failure(error: BaseException, path: str) -> HTTPFailure:
 
 
 def status_failure(
-    status: int, method: str, path: str, headers: Mapping[str, str] | None = None
+    status: int,
+    method: str,
+    path: str,
+    headers: Mapping[str, str] | None = None,
+    known: Sequence[str] = (),
 ) -> HTTPFailure:
-    """An error that the framework raised: unknown route, wrong method."""
+    """An error that the framework raised: unknown route, wrong method. `known`: paths there are."""
     headers, message = headers or {}, http.HTTPStatus(status).phrase
     if status == 404:
-        message = f"there is nothing at {path[:200]}; /docs lists the endpoints"
+        # Most often a client's base URL lacks /v1, or has it twice.
+        hint = did_you_mean(path[:200], known, cutoff=0.7)
+        message = f"there is nothing at {path[:200]}{hint}; /docs lists the endpoints"
     elif status == 405:
         message = f"{method} is not allowed at {path[:200]}: {headers.get('Allow', 'others')}"
     return _in_dialect(HTTPFailure(status, error_object(status, message), headers), path)

@@ -74,7 +74,7 @@ class KeyGuard:
         await _refuse(scope, send, _unauthorized(message), headers)
 
     def _is_among(self, paths: frozenset[str], path: str) -> bool:
-        return path in paths or path.removeprefix(self._root_path) in paths
+        return path in paths or (path.removeprefix(self._root_path) or "/") in paths
 
 
 def _basic_password(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
