@@ -280,6 +280,7 @@ def test_doctor_without_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(abi, "variants", missing)
     found = dict(doctor.findings())
     assert "not built" in found["kernels"]
+    assert "pip install -v" in found["kernels"]
     assert found["back end"].startswith("numpy")
 
 

@@ -73,7 +73,7 @@ def _kernels() -> str:
 
         runnable, others = abi.variants()
     except (ImportError, OSError) as error:
-        return f"not built: {error}"
+        return f"none: {error}; `pip install -v` once more builds them, or shows why it cannot"
     text = f"built for {', '.join([*runnable, *others])}; this processor runs {', '.join(runnable)}"
     return f"{text} ({abi.library_path()})"
 
