@@ -145,6 +145,20 @@ def test_a_signal_that_is_told_twice_is_one(tmp_path: Path) -> None:
         assert stream.last_event() == "[DONE]"
 
 
+def test_a_body_that_is_not_there_by_the_end_is_refused(tmp_path: Path) -> None:
+    with server(tmp_path, TINYSERVE_SERVER_SHUTDOWN_TIMEOUT_S=0) as running:
+        running.wait_ready()
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(str(running.path))
+            head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            client.sendall(head + b"Content-Length: 99\r\n\r\n{")
+            assert running.health() == (200, "ok")
+            code, said = running.end(signal.SIGTERM)
+            assert code == 0
+            assert "Traceback" not in said
+            assert client.recv(1000).startswith(b"HTTP/1.1 503 ")
+
+
 def _forsaken(client: httpx.Client) -> None:
     with contextlib.suppress(httpx.HTTPError):
         client.post("/v1/completions", json=BODY)

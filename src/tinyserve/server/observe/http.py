@@ -6,6 +6,7 @@ a handler is the template of its route, never a path that a client made up.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -13,8 +14,11 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tinyserve.errors import EngineDeadError
+from tinyserve.server.errors import failure
 from tinyserve.server.http import request_id_headers
 from tinyserve.server.observe.histogram import Histogram
+from tinyserve.server.sse import send_failure
 
 ARRIVAL = "tinyserve.arrival"  # key in the scope: time.monotonic when the request came
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
@@ -76,6 +80,8 @@ class HTTPMeter:
         except Exception:
             exchange.fail()
             raise
+        except asyncio.CancelledError:  # the server ends; raised on, it would be logged as a crash
+            await exchange.give_up()
         finally:
             if exchange.was_left:
                 self._metrics.num_disconnects += 1
@@ -107,6 +113,12 @@ class _Exchange:
         """An exception has passed the layers below; the server answers it, outside of this one."""
         if self.status == GONE:
             self.status = 500
+
+    async def give_up(self) -> None:
+        """Refuse what is not answered by the end of the server, such as a body on its way."""
+        if self.status == GONE and not self.was_left:
+            error = EngineDeadError("the server is shutting down")
+            await send_failure(self.send, failure(error, self._scope["path"]))
 
     def send(self, message: Any) -> Awaitable[None]:
         if message["type"] == "http.response.start":
