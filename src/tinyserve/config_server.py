@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
 from tinyserve.errors import ConfigError
 from tinyserve.settings import check, setting
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#*\sA-Z]+")  # as in the header, to be compared with
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,18 @@ class ServerConfig:
                 raise ConfigError(f"server.{name} must not hold an empty string")
         if not self.host.strip():  # which would be every address of the machine
             raise ConfigError("server.host must not be empty; 0.0.0.0 listens on all addresses")
+        for item in self.allowed_origins:
+            if item not in ("*", "null") and not _ORIGIN.fullmatch(item):
+                raise ConfigError(
+                    f"server.allowed_origins: {item!r} is no origin as browsers name it, such as "
+                    "https://example.com:8443, in lower case and without a path; '*' is all"
+                )
+        for item in self.allowed_hosts:
+            if item != "*" and not _is_host(item):
+                raise ConfigError(
+                    f"server.allowed_hosts: {item!r} is no name of a host alone, without scheme, "
+                    "port or wildcards; '*' is all"
+                )
         for name in ("ssl_keyfile", "ssl_ca_certs"):
             if getattr(self, name) is not None and self.ssl_certfile is None:
                 raise ConfigError(f"server.{name} needs server.ssl_certfile: without it, no TLS")
@@ -136,3 +152,10 @@ class ServerConfig:
             raise ConfigError("server.ssl_cert_reqs needs server.ssl_ca_certs to check against")
         if self.root_path and (not self.root_path.startswith("/") or self.root_path.endswith("/")):
             raise ConfigError("server.root_path must begin with / and not end with it")
+
+
+def _is_host(name: str) -> bool:
+    try:
+        return bool(ipaddress.ip_address(name))
+    except ValueError:
+        return re.fullmatch(r"[^/:*\[\]\s]*[^/:*\[\]\s.]", name) is not None

@@ -114,6 +114,14 @@ def test_values_are_frozen() -> None:
         ({"server": {"request_timeout_s": float("nan")}}, "server.request_timeout_s"),
         ({"server": {"api_key": [""]}}, "server.api_key"),
         ({"server": {"api_key": [5]}}, "server.api_key must be a string or a list of strings"),
+        # What would never match a header is no setting to be passed over.
+        ({"server": {"allowed_origins": ["http://localhost:5173/"]}}, "server.allowed_origins"),
+        ({"server": {"allowed_origins": ["localhost:5173"]}}, "server.allowed_origins"),
+        ({"server": {"allowed_origins": ["http://LocalHost"]}}, "server.allowed_origins"),
+        ({"server": {"allowed_origins": ['["*"]']}}, "server.allowed_origins"),
+        ({"server": {"allowed_hosts": ["llm.example:8000"]}}, "server.allowed_hosts"),
+        ({"server": {"allowed_hosts": ["https://llm.example"]}}, "server.allowed_hosts"),
+        ({"server": {"allowed_hosts": ["*.example"]}}, "server.allowed_hosts"),
         ({"spec": {"method": "draft_model"}}, "spec.draft_model"),
         ({"spec": {"enabled": True, "draft_model": "x", "method": "ngram"}}, "spec.draft_model"),
         ({"spec": {"prompt_lookup_min": 5}}, "spec.prompt_lookup_min"),
@@ -251,3 +259,11 @@ def test_keys_are_not_shown() -> None:
     config = TinyServeConfig(server=ServerConfig(api_key=("secret",)))
     assert "secret" not in repr(config)
     assert "secret" not in str(config.to_dict())
+
+
+def test_origins_and_hosts_of_every_kind() -> None:
+    origins = ["*", "null", "http://localhost:5173", "app://obsidian.md", "chrome-extension://abc"]
+    hosts = ["*", "LLM.example", "my_service", "10.0.0.1", "::1"]
+    server = ServerConfig(allowed_origins=tuple(origins), allowed_hosts=tuple(hosts))
+    assert server.allowed_origins == tuple(origins)
+    assert server.allowed_hosts == tuple(hosts)
