@@ -19,8 +19,8 @@ from tiny_tokenizers import (
     byte_level_backend,
     sentencepiece,
 )
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
 
 from tinyserve.errors import ModelLoadError, RequestError
 from tinyserve.text.tokenizer import Tokenizer
@@ -209,6 +209,19 @@ def test_decoders_of_other_kinds_agree_with_the_library(make: Callable[[], Backe
     tokenizer = Tokenizer(make())
     ids = tokenizer.encode("a b a")
     assert tokenizer.decode(ids) == tokenizer._backend.decode(ids) == "a b a"
+
+
+def test_an_added_token_that_takes_a_space_along_gives_it_back() -> None:
+    """Tokens added to Llama 2's kind of tokenizer are looked for in text that has been marked."""
+    backend = sentencepiece()._backend
+    backend.add_tokens([AddedToken("<tool>", normalized=True)])
+    backend.add_special_tokens([AddedToken("<end>", normalized=True)])
+    tokenizer = Tokenizer(backend)
+    ids = tokenizer.encode("a <tool> a", add_special_tokens=False)
+    assert tokenizer.token_id("<tool>") in ids
+    assert tokenizer.decode(ids) == backend.decode(ids) == "a <tool> a"
+    assert "".join(map(tokenizer.detokenizer().push, ids)) == "a <tool> a"
+    assert tokenizer.special_texts[tokenizer.special_id("<end>") or -1] == "<end>"
 
 
 def test_unknown_decoder_is_refused() -> None:

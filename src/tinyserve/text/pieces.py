@@ -50,10 +50,15 @@ class TokenPieces:
         added = backend.get_added_tokens_decoder()
         self._name: Callable[[int], str | None] = backend.id_to_token
         self._rule = decode_rule(backend)
-        self._added: Mapping[int, str] = {i: token.content for i, token in added.items()}
         self.special_ids = frozenset(
             i for i, token in added.items() if token.special or token.content in special
         )
+        # What is looked for in normalised text is named as it stands there, and takes the space
+        # that SentencePiece's mark is for along.
+        self._added: Mapping[int, str] = {
+            i: token.content if i in self.special_ids else self._name(i) or token.content
+            for i, token in added.items()
+        }
         self.vocab_size = max(
             backend.get_vocab_size(with_added_tokens=True), *(i + 1 for i in added), 0
         )

@@ -162,8 +162,8 @@ class Tokenizer:
     @cached_property
     def special_texts(self) -> Mapping[int, str]:
         """Each special token as text spells it, by its id."""
-        names = ((i, self._backend.id_to_token(i)) for i in sorted(self.special_ids))
-        return {i: name for i, name in names if name}
+        added = self._backend.get_added_tokens_decoder()
+        return {i: added[i].content for i in sorted(self.special_ids) if added[i].content}
 
     def token_id(self, text: str) -> int | None:
         """The id of the vocabulary entry spelled `text` (as the vocabulary spells it)."""
