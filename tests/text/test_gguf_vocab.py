@@ -56,6 +56,9 @@ def test_smollm_splits_digits_before_bytes() -> None:
         ("qwen2", ["I", "'LL", " pay", " ", *"12345", "€\n\n", " ", " x"]),
         ("tekken", ["I", "'LL", " pay", " ", *"12345", "€\n\n", " ", " x"]),
         ("gpt-4o", ["I'LL", " pay", " ", "123", "45", "€\n\n", " ", " x"]),
+        ("minicpm5", ["I", "'LL", " pay", " ", "123", "45", "€\n\n", " ", " x"]),
+        ("seed-coder", ["I", "'LL", " pay", " ", *"12345", "€", "\n\n", " ", " x"]),
+        ("deepseek-llm", ["I", "'", "LL", " pay", " ", *"12345", "€", "\n", "\n", " ", " x"]),
     ],
 )
 def test_words_of_each_family(pre: str, expected: list[str]) -> None:

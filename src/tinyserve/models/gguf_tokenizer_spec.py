@@ -20,8 +20,8 @@ from tinyserve.text.tokenizer_spec import GGUFVocab, TokenizerSpec
 logger = logging.getLogger(__name__)
 
 # Special or added tokens that end a turn or a text wherever they exist: ChatML, Llama 3 (turn, tool
-# call, text), Phi, GPT-2. Files name one id as EOS, often the wrong one of several; llama.cpp keeps
-# a list like this for the same reason.
+# call, text), Phi, GPT-2, SentencePiece. Files name one id as EOS, often the wrong one of several;
+# llama.cpp keeps a list like this for the same reason.
 END_OF_TEXT = (
     "<|im_end|>",
     "<|eot_id|>",
@@ -29,6 +29,7 @@ END_OF_TEXT = (
     "<|end_of_text|>",
     "<|end|>",
     "<|endoftext|>",
+    "</s>",
 )
 # Token types: special, and user-defined, which is what a fine-tune's added tokens become.
 _ADDED = (3, 4)

@@ -29,6 +29,7 @@ _REST_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _CASED = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+"
 _CAPITALS = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+_HAN_KANA_HANGUL = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 _DEEPSEEK_WORDS = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -54,7 +55,7 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
         PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
     ),
     (
-        "gpt-2 phi-2 mpt olmo jais exaone4 gigachat mellum modern-bert a.x-4.0",
+        "gpt-2 phi-2 mpt olmo jais exaone4 gigachat mellum modern-bert a.x-4.0 trillion",
         PreTokenizer((_GPT2,)),
     ),
     # The digits are cut one by one before anything else, so " 12" is " ", "1", "2".
@@ -70,6 +71,21 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
     ("glm4", PreTokenizer((_LLAMA3,), ignore_merges=True)),
     ("qwen2 deepseek-r1-qwen kormo f2llmv2", PreTokenizer((_QWEN2,), uses_nfc=True)),
     ("stablelm2 megrez hunyuan", PreTokenizer((_QWEN2,))),
+    # As Llama 3's, after numbers have been cut in threes on their own.
+    (
+        "minicpm5",
+        PreTokenizer((r"\p{N}{1,3}", rf"{_ENGLISH}|{_WORDS}|\p{{N}}+|{_REST}"), ignore_merges=True),
+    ),
+    # As Qwen 2's, but line breaks do not join the signs before them.
+    (
+        "seed-coder",
+        PreTokenizer(
+            (
+                rf"{_ENGLISH}|{_WORDS}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+"
+                r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+            )
+        ),
+    ),
     (
         "tekken",
         PreTokenizer(
@@ -89,7 +105,20 @@ _FAMILIES: tuple[tuple[str, PreTokenizer], ...] = (
                 r"[\r\n]",
                 r"\s?\p{L}+",
                 r"\s?\p{P}+",
-                "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
+                _HAN_KANA_HANGUL,
+                r"\p{N}",
+            )
+        ),
+    ),
+    (
+        "deepseek-llm",
+        PreTokenizer(
+            (
+                r"[\r\n]",
+                r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+                "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+                r"\s+$",
+                _HAN_KANA_HANGUL,
                 r"\p{N}",
             )
         ),
