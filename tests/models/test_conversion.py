@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
-from tinyserve.kernels.formats import FloatWeight, Int8Weight, U4Weight
+from tinyserve.kernels.formats import FloatWeight, Int8Weight, U4Weight, to_bf16
+from tinyserve.models import weights
 from tinyserve.models.layout import EMBEDDING, LM_HEAD
 from tinyserve.models.weights import Conversion
 
@@ -39,3 +42,33 @@ def test_rows_that_groups_do_not_divide_stay_float(
 ) -> None:
     odd = matrix(100, rng)
     assert Conversion("auto", quantization)("layer", odd) is odd
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.uint16])
+def test_some_rows_at_a_time_give_what_all_give(
+    quantization: str, dtype: type, rng: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = (rng.standard_normal((37, 96)) * 3).astype(np.float32)
+    stored = FloatWeight(to_bf16(values) if dtype is np.uint16 else values.astype(dtype))
+    convert = Conversion("auto", quantization)
+    whole = convert("layer", stored)
+    monkeypatch.setattr(weights, "AT_ONCE", 96 * 5)
+    pieces = convert("layer", stored)
+    assert type(pieces) is type(whole)
+    assert pieces.dequantize().tobytes() == whole.dequantize().tobytes()
+
+
+def test_quantizing_takes_little_more_memory_than_its_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MEM-01: what a large embedding needs on the way decides whether a model loads at all."""
+    monkeypatch.setattr(weights, "AT_ONCE", 1 << 16)
+    embedding = FloatWeight(np.ones((1 << 12, 256), np.float16))
+    tracemalloc.start()
+    try:
+        Conversion("auto", "int8")(EMBEDDING, embedding)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 5 * embedding.data.size

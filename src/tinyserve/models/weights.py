@@ -16,6 +16,7 @@ from tinyserve.kernels.formats import (
     F32,
     FloatWeight,
     Weight,
+    concat_rows,
     quantize_int4,
     quantize_int8,
     to_bf16,
@@ -30,6 +31,7 @@ from tinyserve.models.rope import rope_table
 
 INT4_GROUP = 32
 INT8_GROUPS = (192, 128, 64, 32)  # weights that share a scale: the first that divides a row
+AT_ONCE = 1 << 22  # weights that are quantized at once
 
 
 def int8_group(features: int) -> int:
@@ -59,8 +61,9 @@ class Conversion:
         if features % INT4_GROUP:
             return weight
         if self.quantization == "int8" or name in (EMBEDDING, LM_HEAD):
-            return quantize_int8(weight.dequantize(), int8_group(features))
-        return quantize_int4(weight.dequantize())
+            group = int8_group(features)
+            return _piecewise(weight, lambda values: quantize_int8(values, group))
+        return _piecewise(weight, quantize_int4)
 
 
 def load_decoder(
@@ -170,6 +173,20 @@ class _Loader:
     def _vector(self, name: str) -> F32:
         """A copy: a view would keep the whole file mapped."""
         return np.array(self.tensors.vector(name))
+
+
+def _piecewise(weight: FloatWeight, quantize: Callable[[F32], Weight]) -> Weight:
+    """Quantize some rows at a time: what is computed on the way takes sixteen bytes a weight, for a
+    whole embedding more than the model.
+    """
+    rows = max(1, AT_ONCE // weight.shape[1])
+    parts = [
+        quantize(FloatWeight(weight.data[start : start + rows]).dequantize())
+        for start in range(0, weight.shape[0], rows)
+    ]
+    whole = concat_rows(parts)
+    assert whole is not None  # all parts are of one format
+    return whole
 
 
 def _to_float(weight: Weight, dtype: str) -> FloatWeight:
