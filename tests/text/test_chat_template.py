@@ -270,6 +270,14 @@ def test_tool_calls_in_messages() -> None:
     assert calls[0]["function"] == {"name": "f", "arguments": '{"x": 1}'}
 
 
+@pytest.mark.parametrize("name", ["reasoning_content", "reasoning", "tool_calls", "name", "extra"])
+def test_a_null_in_a_message_is_as_good_as_nothing(name: str) -> None:
+    """Clients send an answer back with every field that it could have had."""
+    template = ChatTemplate("{{ messages[0] | tojson }}")
+    message = {"role": "assistant", "content": "x"}
+    assert template.render([{**message, name: None}]) == template.render([message])
+
+
 @pytest.mark.parametrize("calls", [None, []])
 def test_empty_tool_calls_are_no_tool_calls(calls: Any) -> None:
     """Templates test `'tool_calls' in message`."""

@@ -24,7 +24,8 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
     and thinking) is empty, or the refusal that came instead. "developer" becomes "system".
     Arguments of tool calls, JSON text in OpenAI's API, become objects. The older `function_call`
     and role "function" become tool calls and "tool", `reasoning` becomes `reasoning_content`. Other
-    keys stay. Raises RequestError naming the message at fault.
+    keys stay, unless they are null: templates test whether a key is there. Raises RequestError
+    naming the message at fault.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
         raise RequestError("messages must be a list with at least one message", param="messages")
@@ -40,7 +41,7 @@ def _normalise(message: Any, where: str) -> dict[str, Any]:
             f"{where}.role must be one of {', '.join(ROLES)}, not {role!r:.100}",
             param=f"{where}.role",
         )
-    result = dict(message)
+    result = {key: value for key, value in message.items() if value is not None}
     result["role"] = _RENAMED_ROLES.get(role, role)
     function_call = result.pop("function_call", None)
     calls = message.get("tool_calls")
@@ -59,7 +60,7 @@ def _normalise(message: Any, where: str) -> dict[str, Any]:
             _with_parsed_arguments(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)
         ]
     elif "tool_calls" in result:
-        del result["tool_calls"]  # null or empty: templates test whether the key is there
+        del result["tool_calls"]  # empty: templates test whether the key is there
     if "reasoning" in result:
         result.setdefault("reasoning_content", result.pop("reasoning"))
     return result
