@@ -18,6 +18,7 @@ from helpers.live_server import Live, live, wait_for
 from tinyserve.config import ServerConfig
 from tinyserve.engine.build import Engine
 from tinyserve.errors import ModelLoadError
+from tinyserve.server import run
 from tinyserve.server.app import create_app
 
 PATH = "/v1/completions"
@@ -286,6 +287,29 @@ def test_stopping_lets_running_requests_finish() -> None:
         served.runner.gate.set()
         response = connection.getresponse()
         assert json.loads(response.read())["choices"][0]["text"] == "farewell"
+
+
+def test_who_has_come_before_the_end_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system resets a connection that is closed with a request unread, or not accepted yet."""
+    monkeypatch.setattr(run, "TAKE_IN_S", 600)
+    with live(make_engine(), check_idle=False) as served:
+        is_held, may_go_on = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            is_held.set()
+            may_go_on.wait()
+
+        loop = served.bridge._loop
+        assert loop is not None
+        loop.call_soon_threadsafe(hold)
+        is_held.wait()
+        connections = [served.open({"prompt": "x"}) for _ in range(100)]
+        served.server.should_exit = True
+        time.sleep(0.2)  # the server's next look at it is due
+        may_go_on.set()
+        statuses = {connection.getresponse().status for connection in connections}
+        assert statuses <= {200, 503}, "some may have come in just before"
+        wait_for(lambda: not takes_connections(served))
 
 
 def takes_connections(served: Live) -> bool:

@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import selectors
 import socket
 import ssl
 import time
@@ -41,6 +42,7 @@ logger = logging.getLogger("tinyserve.server")
 # Idle connections are kept longer than clients and proxies keep them (httpx 5 s, load balancers
 # 60 s): where the server closes first, the request that was just being sent is lost.
 KEEP_ALIVE_S = 75
+TAKE_IN_S = 0.2  # for those to be taken in who have come before the end of listening
 GRACE_S = 2  # for responses to go out once their requests have been ended
 REPEAT_S = 0.5  # `timeout` and others send one signal to the process and to its group
 DEATH_GRACE_S = 2.0  # for clients and probes to learn that the engine is dead
@@ -172,7 +174,32 @@ class GracefulServer(uvicorn.Server):
             logger.info("finishing %d requests (at most %g s)", bridge.num_open, timeout)
             error = EngineDeadError("the server is shutting down")
             asyncio.get_running_loop().call_later(timeout, bridge.fail_all, error)
+        await self._take_in(sockets or [])
         await super().shutdown(sockets)
+
+    async def _take_in(self, sockets: list[socket.socket]) -> None:
+        """Answer who has come already, if with a refusal: the system resets a connection that is
+        closed with a request unread, or still waits to be accepted.
+        """
+        loop = asyncio.get_running_loop()
+        with selectors.DefaultSelector() as waiting:
+            for one in sockets[:1]:  # all are the same
+                waiting.register(one, selectors.EVENT_READ)
+            latest = loop.time() + TAKE_IN_S
+            while sockets and waiting.select(0) and loop.time() < latest:
+                await asyncio.sleep(0)
+        for server in self.servers:
+            server.close()
+        for one in sockets:
+            one.close()
+        latest = loop.time() + TAKE_IN_S
+        while self._has_new() and loop.time() < latest:
+            await asyncio.sleep(0.01)
+
+    def _has_new(self) -> bool:
+        """Is there a connection on which nothing has been asked yet?"""
+        connections = self.server_state.connections
+        return any(isinstance(one, Connection) and one.cycle is None for one in connections)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
