@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -171,6 +172,38 @@ def test_a_failure_in_use_is_an_error_and_never_an_end(monkeypatch: pytest.Monke
         matcher.masks()
     assert grammar.is_worn
     assert one.compile(spec).matcher().masks(), "the next request starts afresh"
+
+
+def test_what_others_have_taught_the_lexer_makes_nobody_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its states are counted for all who share it; one that would not fail alone must not."""
+    monkeypatch.setitem(grammar_module.LIMITS, "max_lexer_states", 500)
+    monkeypatch.setattr(grammar_module, "RENEWAL_S", 1e9)
+    spec = regex("[ab]*a[ab]{30}")
+    texts = [_random_ids(seed, 100) for seed in range(12)]
+    alone = [_masks_along(compiled_anew(spec).matcher(), ids) for ids in texts]
+    grammar = compiled_anew(spec)
+    assert [_masks_along(grammar.matcher(), ids) for ids in texts] == alone
+    assert grammar.is_worn, "the shared lexer was to reach its limit"
+
+
+def compiled_anew(spec: GrammarSpec) -> Grammar:
+    return GrammarCompiler(tokenizer(), WIDTH, EOS_IDS).compile(spec)
+
+
+def _random_ids(seed: int, count: int) -> list[int]:
+    dice = random.Random(seed)
+    return [tokenizer().encode(dice.choice("ab"))[0] for _ in range(count)]
+
+
+def _masks_along(matcher: GrammarMatcher, ids: list[int]) -> list[bytes]:
+    masks = []
+    for token_id in ids:
+        (mask,) = matcher.masks()
+        masks.append(mask.tobytes())
+        matcher.take(token_id)
+    return masks
 
 
 def _follow(matcher: GrammarMatcher, most: int) -> int:

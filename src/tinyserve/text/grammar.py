@@ -15,8 +15,9 @@ from __future__ import annotations
 import concurrent.futures
 import logging
 import threading
+import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ FIRST_TIME_S = 30.0  # in addition, while the token table is being built
 MAX_CACHED = 64
 MAX_CACHED_CHARACTERS = 1 << 20  # of all cached specs, a measure of the grammars' size
 NUM_THREADS = 2
+RENEWAL_S = 0.25  # a grammar that took longer is not compiled again while the engine waits for it
 MAX_USES = 256  # choices that may share one lexer, whose states only ever grow
 PROBE_STEPS = 24
 # The compiler recurses as deep as a grammar's rules refer to each other; with as many of them as
@@ -61,6 +63,7 @@ class Grammar:
     """A compiled constraint. Its matchers share what the lexer has learnt, and nothing else.
 
     `holds_start`: a text keeps to it from its first character on, with no free thinking before.
+    `renew` compiles it once more, for a matcher that shares nothing.
     """
 
     def __init__(
@@ -70,8 +73,10 @@ class Grammar:
         eos_ids: frozenset[int],
         *,
         holds_start: bool = True,
+        renew: Callable[[], llguidance.LLMatcher] | None = None,
     ) -> None:
         self._fresh = matcher
+        self._renew = renew
         self._width = width
         self.eos_ids = eos_ids
         self.holds_start = holds_start
@@ -81,7 +86,9 @@ class Grammar:
     def matcher(self) -> GrammarMatcher:
         """The state of one more choice, at its beginning. Takes microseconds."""
         self._num_uses += 1
-        return GrammarMatcher(self._fresh.deep_copy(), self._width, self.eos_ids, self._fail)
+        return GrammarMatcher(
+            self._fresh.deep_copy(), self._width, self.eos_ids, self._fail, self._renew
+        )
 
     @property
     def is_worn(self) -> bool:
@@ -234,11 +241,21 @@ class GrammarCompiler:
             source.encode()
         except UnicodeEncodeError:
             raise RequestError("the grammar holds a lone surrogate, no character") from None
-        matcher = LLMatcher(tokens, source, log_level=0, limits=LLParserLimits(**LIMITS))
+
+        def compiled() -> LLMatcher:
+            return LLMatcher(tokens, source, log_level=0, limits=LLParserLimits(**LIMITS))
+
+        began = time.monotonic()
+        matcher = compiled()
         if matcher.is_error():
             raise RequestError(f"the grammar is refused: {reason(matcher.get_error())}")
-        eos_ids = frozenset(tokens.eos_tokens)
-        grammar = Grammar(matcher, self._width, eos_ids, holds_start=spec.after is None)
+        grammar = Grammar(
+            matcher,
+            self._width,
+            frozenset(tokens.eos_tokens),
+            holds_start=spec.after is None,
+            renew=compiled if time.monotonic() - began <= RENEWAL_S else None,
+        )
         _probe(grammar)
         return grammar
 

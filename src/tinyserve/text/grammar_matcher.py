@@ -23,7 +23,12 @@ MAX_REASON = 500  # characters
 
 
 class GrammarMatcher:
-    """One choice's state. `width`: token ids are below it. `on_failure` is told when it fails."""
+    """One choice's state. `width`: token ids are below it. `on_failure` is told when it fails.
+
+    `matcher` may share a lexer with other choices, whose states count towards its limits. Where it
+    fails, `renew` makes one that shares nothing, so that a choice fails by its own text alone.
+    None: that would take too long.
+    """
 
     def __init__(
         self,
@@ -31,8 +36,11 @@ class GrammarMatcher:
         width: int,
         eos_ids: frozenset[int],
         on_failure: Callable[[], None],
+        renew: Callable[[], llguidance.LLMatcher] | None = None,
     ) -> None:
         self._matcher = matcher
+        self._renew = renew
+        self._taken: list[int] = []
         self._width = width
         self._num_words = -(-width // 32)
         self._eos_ids = eos_ids
@@ -45,7 +53,7 @@ class GrammarMatcher:
         len(drafts) + 1 where the grammar rules a draft out, ends with it, or becomes too complex
         after it. Raises RequestError where it is too complex already.
         """
-        masks = [self._mask_of(self._matcher)]
+        masks = [self._next_mask()]
         if not drafts:
             return masks
         ahead = self._matcher.deep_copy()
@@ -63,12 +71,24 @@ class GrammarMatcher:
     def take(self, token_id: int) -> None:
         """Move past an accepted token. A failure shows in the next `masks`."""
         if token_id not in self._eos_ids:
+            self._taken.append(token_id)
             self._matcher.consume_token(token_id)
 
     def count_valid(self, drafts: Sequence[int]) -> int:
         """How many of these tokens, from the first on, the grammar lets follow."""
         known = list(itertools.takewhile(lambda token: token < self._width, drafts))
         return self._matcher.deep_copy().validate_tokens(known)  # a guess must not make it fail
+
+    def _next_mask(self) -> Mask:
+        try:
+            return self._mask_of(self._matcher)
+        except RequestError:
+            if self._renew is None:
+                raise
+        self._matcher, self._renew = self._renew(), None
+        for token_id in self._taken:
+            self._matcher.consume_token(token_id)
+        return self._mask_of(self._matcher)
 
     def _mask_of(self, matcher: llguidance.LLMatcher) -> Mask:
         mask = np.empty(self._num_words, np.uint32)
