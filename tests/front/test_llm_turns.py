@@ -18,6 +18,8 @@ from helpers.fake_service import assert_idle, make_engine, runner_of
 from tinyserve import LLM
 from tinyserve.engine.plan import StepPlan
 from tinyserve.errors import TinyServeError
+from tinyserve.text import sandbox
+from tinyserve.text.tokenizer import Tokenizer
 
 PROMPTS = [f"prompt {i} of some" for i in range(8)]
 LONG = {"max_tokens": 40, "ignore_eos": True}
@@ -153,6 +155,53 @@ def test_time_limits_by_alarms(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Non
         assert signal.getsignal(signal.SIGALRM) is give_up
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def time_limit() -> Iterator[Callable[[Callable[..., Any]], Callable[..., Any]]]:
+    """Makes a function in whose midst the time is up."""
+
+    def give_up(*_: object) -> None:
+        raise TimeoutError
+
+    def within(function: Callable[..., Any]) -> Callable[..., Any]:
+        def passes_it(*args: Any, **kwargs: Any) -> Any:
+            signal.raise_signal(signal.SIGALRM)
+            return function(*args, **kwargs)
+
+        return passes_it
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    yield within
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers that send signals")
+@pytest.mark.parametrize("call", ["generate", "embed", "stream"])
+def test_a_time_limit_is_no_text_that_cannot_be_encoded(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, time_limit: Any, call: str
+) -> None:
+    monkeypatch.setattr(Tokenizer, "_encode", time_limit(Tokenizer._encode))
+    with pytest.raises(TimeoutError):
+        getattr(llm, call)(PROMPTS[0])
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers that send signals")
+def test_a_time_limit_is_nothing_that_a_template_refuses(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, time_limit: Any
+) -> None:
+    """Else another form of the conversation would be tried, and what is learnt of the template be
+    wrong from then on.
+    """
+    chat = [{"role": "user", "content": "hello"}]
+    whole = llm.chat(chat, LONG)[0]
+    for stream in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr(sandbox, "render", time_limit(sandbox.render))
+            llm.get_tokenizer().chat_template._wants_parts.clear()
+            with pytest.raises(TimeoutError):
+                (llm.stream_chat if stream else llm.chat)(chat, LONG)
+        assert llm.chat(chat, LONG)[0].prompt_token_ids == whole.prompt_token_ids
 
 
 def test_a_handler_that_does_not_raise_stops_nothing(

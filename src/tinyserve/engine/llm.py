@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine, build_engine
 from tinyserve.engine.calls import Stream, run
-from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Intake
+from tinyserve.engine.exclusive import interrupts_put_off
+from tinyserve.engine.intake import COMPLETION_MAX_TOKENS, Intake, Prompt
 from tinyserve.engine.llm_arguments import either, plain, prompts_of, template_options
 from tinyserve.engine.outputs import Output
 from tinyserve.engine.prompt_rows import unit
@@ -98,7 +99,7 @@ class LLM:
         params = either(params, sampling_params, "params or sampling_params")
         progress = either(progress, use_tqdm, "progress or use_tqdm")
         texts = prompts_of(prompts, param="prompts")
-        ids = [self._intake.encode(text, param="prompts") for text in texts]
+        ids = [self._encode(text, param="prompts") for text in texts]
         lengths = [len(i) for i in ids]
         all_params = self._params_list(params, lengths, {"max_tokens": COMPLETION_MAX_TOKENS})
         requests = [
@@ -173,7 +174,7 @@ class LLM:
         texts = prompts_of(prompts, param="prompts")
         requests = []
         for text in texts:
-            ids = self._intake.encode(text, is_whole=True, param="prompts")
+            ids = self._encode(text, param="prompts", is_whole=True)
             requests.append(self._intake.embedding_request(self._next_id(), ids, pooling=pooling))
         results = run(self._core, requests, progress)
         rows = [result.embedding for result in results if result.embedding is not None]
@@ -186,7 +187,7 @@ class LLM:
         texts = prompts_of(prompt, param="prompt")
         if len(texts) != 1:
             raise RequestError("stream takes one prompt", param="prompt")
-        ids = self._intake.encode(texts[0])
+        ids = self._encode(texts[0], param="prompt")
         settled = self._params(params, len(ids), {"max_tokens": COMPLETION_MAX_TOKENS})
         request = self._intake.request(self._next_id(), ids, settled, continues=True)
         return Stream(self._core, request)
@@ -224,6 +225,13 @@ class LLM:
     @property
     def _intake(self) -> Intake:
         return self.engine.intake
+
+    def _encode(self, prompt: Prompt, *, param: str, is_whole: bool = False) -> list[int]:
+        """A prompt's ids. The tokenizer's errors have no class of their own: what an interrupt
+        raises must not be taken for one.
+        """
+        with interrupts_put_off():
+            return self._intake.encode(prompt, is_whole=is_whole, param=param)
 
     def _params(
         self, params: Params, num_prompt: int, fallback: Mapping[str, Any]

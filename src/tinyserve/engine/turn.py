@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tinyserve.engine.exclusive import interrupts_put_off
 from tinyserve.engine.intake import Intake
 from tinyserve.engine.request import EngineRequest
 from tinyserve.engine.sampling import SamplingParams
@@ -40,7 +41,9 @@ class Turn:
     ) -> Turn:
         """The turn that answers `messages`. Raises RequestError."""
         definitions = None if tools is None else tools.definitions
-        ids = intake.encode_chat(messages, tools=definitions, **template)
+        # A template can raise anything: what an interrupt raises must not be taken for its word.
+        with interrupts_put_off():
+            ids = intake.encode_chat(messages, tools=definitions, **template)
         answer = AnswerFormat.after(ids, messages, intake.message_format, tools, intake.tokenizer)
         continues = bool(template.get("continue_final_message"))
         return cls(intake, ids, answer, response_format, continues)
