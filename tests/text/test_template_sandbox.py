@@ -101,6 +101,14 @@ def test_a_template_may_not_run_beyond_its_time(monkeypatch: pytest.MonkeyPatch)
         ChatTemplate("{% for i in [1] %}{% endfor %}").render([{"role": "user", "content": "x"}])
 
 
+def test_a_pause_is_none_of_a_templates_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else another form of the conversation would be tried, and the prompt be another one."""
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(sandbox, "_strftime_now", lambda pattern: time.sleep(0.4) or "now")
+    source = "{{ strftime_now('%d') }}{% for m in messages %}{{ m.role }}{% endfor %}"
+    assert ChatTemplate(source).render([{"role": "user", "content": "x"}]) == "nowuser"
+
+
 def test_renders_do_not_share_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long chat every time, many times over one template."""
     monkeypatch.setattr(sandbox, "MAX_ROUNDS", 1_000)

@@ -30,7 +30,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_ROUNDS = 1_000_000  # loop rounds and calls of one render
-MAX_SECONDS = 5.0
+MAX_SECONDS = 5.0  # of the processor: a machine that pauses must not change what a prompt says
 MAX_CHARS = 1 << 24  # of the output, and of any text made on the way
 MAX_ITEMS = 1 << 20  # of any list or object made on the way
 _MAX_WIDTH = 1 << 16  # of an indent, a column, a batch
@@ -51,13 +51,13 @@ class _Budget:
 
     def __init__(self) -> None:
         self.rounds = MAX_ROUNDS
-        self.deadline = time.monotonic() + MAX_SECONDS
+        self.deadline = time.thread_time() + MAX_SECONDS
 
     def spend(self, rounds: int) -> None:
         self.rounds -= rounds
         if self.rounds < 0:
             raise TemplateFailed(f"the chat template runs over {MAX_ROUNDS} loop rounds and calls")
-        if time.monotonic() > self.deadline:
+        if time.thread_time() > self.deadline:
             raise TemplateFailed(f"the chat template runs longer than {MAX_SECONDS:g} seconds")
 
 
