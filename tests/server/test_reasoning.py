@@ -144,6 +144,28 @@ def test_earlier_thinking_reaches_the_template(served: Live) -> None:
         )
 
     assert asked(reasoning_content="why") == asked(reasoning="why") > asked()
+    text = {"type": "text", "text": "So."}
+    for thought in ("why", [{"type": "text", "text": "why"}]):  # the latter as Mistral's API has it
+        content = [{"type": "thinking", "thinking": thought}, text]
+        assert asked(content=content) == asked(reasoning_content="why")
+        assert asked(content=content, reasoning="why") == asked(reasoning_content="why")
+
+
+def test_parts_of_thinking_are_an_assistants(served: Live) -> None:
+    thinking = {"type": "thinking", "thinking": "why"}
+    messages: list[dict[str, Any]] = [*HELLO, {"role": "assistant", "content": [thinking]}]
+    served.runner.says("</think>So.")
+    choice, _ = both(served, messages, continue_final_message=True, echo=True)
+    assert choice["message"]["content"] == "</think>So."  # what is continued is empty
+    for content, param in (
+        ([{"type": "thinking", "thinking": 5}], "messages[1].content[0].thinking"),
+        ([{"type": "thinking"}, {"type": "nonsense"}], "messages[1].content[1]"),
+    ):
+        messages[1]["content"] = content
+        assert served.post(PATH, messages=messages).json()["error"]["param"] == param
+    user = [{"role": "user", "content": [{"type": "text", "text": "x"}, thinking]}]
+    response = served.post(PATH, messages=user)
+    assert response.json()["error"]["param"] == "messages[0].content[1]"
 
 
 def test_chat_14_continuing_inside_the_thinking(served: Live) -> None:

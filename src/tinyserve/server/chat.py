@@ -99,7 +99,7 @@ def chat_context(
     intake, tools = engine.intake, tool_use(engine, body)
     echo = ""
     if body.echo and body.continue_final_message:
-        echo = content_text(body.messages[-1].content, may_be_null=True)
+        echo = content_text(body.messages[-1].content, may_be_null=True, may_think=True)
     messages = (message.for_template() for message in body.messages)
     answer = AnswerFormat.after(ids, messages, intake.message_format, tools, intake.tokenizer, echo)
     return ChatContext(body, intake.tokenizer, identity, num_choices, answer)

@@ -182,7 +182,7 @@ def thinking_after(prompt: str, messages: Sequence[Mapping[str, Any]]) -> bool |
     prompt = _marked(prompt).rstrip()
     last = messages[-1] if messages else {}
     if last.get("role") == "assistant" and not prompt.endswith(tuple(_MARKS.values())):
-        own = _marked(content_text(last.get("content"), may_be_null=True))
+        own = _marked(content_text(last.get("content"), may_be_null=True, may_think=True))
         cut = max(map(own.rfind, _MARKS.values()))
         rest = own[cut + 1 :].strip()
         if rest and prompt.endswith(rest):  # it is continued

@@ -23,8 +23,9 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
     Content becomes a string: text parts are joined by newlines, null (allowed beside tool calls
     and thinking) is empty, or the refusal that came instead. "developer" becomes "system".
     Arguments of tool calls, JSON text in OpenAI's API, become objects. The older `function_call`
-    and role "function" become tool calls and "tool", `reasoning` becomes `reasoning_content`. Other
-    keys stay, unless they are null: templates test whether a key is there. Raises RequestError
+    and role "function" become tool calls and "tool"; `reasoning` becomes `reasoning_content`, and
+    so do an assistant's parts of thinking (Mistral's API). Other keys stay, unless they are null:
+    templates test whether a key is there. Raises RequestError
     naming the message at fault.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
@@ -48,11 +49,14 @@ def _normalise(message: Any, where: str) -> dict[str, Any]:
     if not calls and function_call:
         calls = [{"type": "function", "function": function_call}]
     content, may_be_null = message.get("content"), False
-    if role == "assistant":
+    is_assistant = role == "assistant"
+    if is_assistant:
         may_be_null = any((calls, message.get("reasoning_content"), message.get("reasoning")))
         if content is None and isinstance(message.get("refusal"), str):
             content = message["refusal"]
-    result["content"] = content_text(content, f"{where}.content", may_be_null=may_be_null)
+    result["content"] = content_text(
+        content, f"{where}.content", may_be_null=may_be_null, may_think=is_assistant
+    )
     if calls:
         if not isinstance(calls, (list, tuple)):
             raise RequestError(f"{where}.tool_calls must be a list", param=f"{where}.tool_calls")
@@ -63,18 +67,43 @@ def _normalise(message: Any, where: str) -> dict[str, Any]:
         del result["tool_calls"]  # empty: templates test whether the key is there
     if "reasoning" in result:
         result.setdefault("reasoning_content", result.pop("reasoning"))
+    if is_assistant and (thoughts := _thoughts(content, f"{where}.content")):
+        result.setdefault("reasoning_content", thoughts)
     return result
 
 
-def content_text(content: Any, where: str = "content", *, may_be_null: bool = False) -> str:
-    """The text of a message's content, as templates see it. Raises RequestError naming the part."""
+def content_text(
+    content: Any, where: str = "content", *, may_be_null: bool = False, may_think: bool = False
+) -> str:
+    """The text of a message's content, as templates see it, without parts of thinking where there
+    may be any. Raises RequestError naming the part.
+    """
     if isinstance(content, str):
         return content
     if content is None and may_be_null:
         return ""
     if not isinstance(content, (list, tuple)):
         raise RequestError(f"{where} must be a string or a list of text parts", param=where)
-    return "\n".join(_part(part, f"{where}[{i}]") for i, part in enumerate(content))
+    return "\n".join(
+        _part(part, f"{where}[{i}]")
+        for i, part in enumerate(content)
+        if not (may_think and _is_thinking(part))
+    )
+
+
+def _thoughts(content: Any, where: str) -> str:
+    """The text of the parts of thinking."""
+    if not isinstance(content, (list, tuple)):
+        return ""
+    return "\n".join(
+        content_text(part.get("thinking"), f"{where}[{i}].thinking")
+        for i, part in enumerate(content)
+        if _is_thinking(part)
+    )
+
+
+def _is_thinking(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "thinking"
 
 
 def _part(part: Any, where: str) -> str:
