@@ -108,7 +108,7 @@ def test_the_official_client(served: Live, client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.NotFoundError):
         client.messages.create(**{**common, "model": "claude-of-elsewhere"})
     with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
-        client.messages.create(**{**common, "max_tokens": 0})
+        client.messages.create(**{**common, "max_tokens": -1})
 
 
 def test_cached_tokens_count_apart(served: Live) -> None:
@@ -117,6 +117,21 @@ def test_cached_tokens_count_apart(served: Live) -> None:
     assert (first["input_tokens"], first["cache_read_input_tokens"]) == (total, 0)
     assert second["cache_read_input_tokens"] > 0
     assert second["input_tokens"] + second["cache_read_input_tokens"] == total
+
+
+def test_no_tokens_warm_the_prefix_cache(served: Live, client: anthropic.Anthropic) -> None:
+    """max_tokens 0, which the API's clients document, computes the prompt and shows no answer."""
+    served.runner.says("well then")
+    total = count(served)
+    warming: dict[str, Any] = {"model": "small", "max_tokens": 0, "messages": HELLO}
+    answer = client.messages.create(**warming)
+    assert (answer.content, answer.stop_reason) == ([], "max_tokens")
+    assert (answer.usage.input_tokens, answer.usage.output_tokens) == (total, 0)
+    with client.messages.stream(**warming) as stream:
+        again = stream.get_final_message()
+    assert (again.content, again.stop_reason) == ([], "max_tokens")
+    assert again.usage.cache_read_input_tokens
+    assert again.usage.output_tokens == 0
 
 
 def test_stop_reasons_are_those_of_the_api(served: Live) -> None:
@@ -399,7 +414,7 @@ def test_instructions_may_come_last(served: Live, before: list[Any]) -> None:
     ("body", "path"),
     [
         ({"max_tokens": None}, "max_tokens"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 1.5}, "max_tokens"),
         ({"max_tokens": True}, "max_tokens"),
         ({"temperature": 1.1}, "temperature"),

@@ -25,8 +25,7 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
     Arguments of tool calls, JSON text in OpenAI's API, become objects. The older `function_call`
     and role "function" become tool calls and "tool"; `reasoning` becomes `reasoning_content`, and
     so do an assistant's parts of thinking (Mistral's API). Other keys stay, unless they are null:
-    templates test whether a key is there. Raises RequestError
-    naming the message at fault.
+    templates test whether a key is there. Raises RequestError naming the message at fault.
     """
     if not isinstance(messages, (list, tuple)) or not messages:
         raise RequestError("messages must be a list with at least one message", param="messages")

@@ -81,9 +81,9 @@ HARMLESS = frozenset(
 
 def check(body: MessagesRequest) -> None:
     """Raise RequestError where a number is out of this API's range."""
-    if body.max_tokens < 1:
+    if body.max_tokens < 0:
         raise RequestError(
-            f"max_tokens must be at least 1, got {body.max_tokens}", param="max_tokens"
+            f"max_tokens must be at least 0, got {body.max_tokens}", param="max_tokens"
         )
     if body.temperature is not None and not 0 <= body.temperature <= 1:
         raise RequestError(

@@ -54,7 +54,7 @@ async def _prepared(service: Service, body: MessagesRequest, client: str) -> Pre
     fields = {
         **_fields(service, body),
         "stream": body.stream,
-        "max_tokens": body.max_tokens,
+        "max_tokens": body.max_tokens or 1,  # a prompt is computed for a token's sake
         "stop": body.stop_sequences,
         "temperature": body.temperature,
         "top_p": body.top_p,
@@ -63,10 +63,11 @@ async def _prepared(service: Service, body: MessagesRequest, client: str) -> Pre
     given = {k: v for k, v in fields.items() if v is not None}
     chat = as_chat_request({**extra, **body.extensions(), **given})
     fitted = await with_lower_max_tokens(service, chat, _too_long)
-    is_clamped = fitted.body.max_tokens != body.max_tokens
+    is_warming = body.max_tokens == 0
+    is_clamped = fitted.body.max_tokens != body.max_tokens and not is_warming
 
     def make_writer(context: ChatContext) -> Writer:
-        return MessageWriter(context, is_clamped=is_clamped)
+        return MessageWriter(context, is_clamped=is_clamped, is_warming=is_warming)
 
     return await service.chat(
         fitted.body,

@@ -34,13 +34,17 @@ class MessageWriter:
     """Writes the single choice of a chat.
 
     `is_clamped`: the client's max_tokens was beyond the room, so that an end at the limit is the
-    end of the context.
+    end of the context. `is_warming`: the client wants the prompt in the prefix cache and no answer
+    (`max_tokens` 0); nothing is shown of the token that was drawn.
     """
 
-    def __init__(self, context: ChatContext, *, is_clamped: bool) -> None:
+    def __init__(
+        self, context: ChatContext, *, is_clamped: bool = False, is_warming: bool = False
+    ) -> None:
         self._identity = context.identity
         self._reader = BlockReader(ChoiceReader(context))
         self._is_clamped = is_clamped
+        self._is_warming = is_warming
         self._has_begun = False
         self._piece_head = ""
 
@@ -49,7 +53,7 @@ class MessageWriter:
 
     def frames(self, deltas: Sequence[Delta], usage: Usage) -> bytes:
         head = self._begin(usage)
-        events = self._reader.feed(deltas)
+        events = [] if self._is_warming else self._reader.feed(deltas)
         return (head + "".join([self._change(event) for event in events])).encode()
 
     def closing(self, usage: Usage) -> bytes:
@@ -61,7 +65,8 @@ class MessageWriter:
         return f"event: error\ndata: {to_json(told.body)}\n\n".encode()
 
     def whole(self, deltas: Sequence[Delta], maker: DeltaMaker) -> dict[str, Any]:
-        self._reader.feed(deltas)
+        if not self._is_warming:
+            self._reader.feed(deltas)
         content = [_whole_block(block) for block in self._reader.blocks]
         return self._message(content, self._ending(), self._usage(maker.usage))
 
@@ -90,7 +95,7 @@ class MessageWriter:
     def _ending(self) -> dict[str, Any]:
         ending = self._reader.ending
         reason, sequence = "end_turn", None
-        if ending.finish_reason == "length":
+        if ending.finish_reason == "length" or self._is_warming:
             reason = "model_context_window_exceeded" if self._is_clamped else "max_tokens"
         elif ending.has_calls:
             reason = "tool_use"
@@ -104,7 +109,7 @@ class MessageWriter:
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": usage.cached_tokens,
-            "output_tokens": usage.completion_tokens,
+            "output_tokens": 0 if self._is_warming else usage.completion_tokens,
             "output_tokens_details": {"thinking_tokens": self._reader.reasoning_tokens},
         }
 
