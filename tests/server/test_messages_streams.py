@@ -116,7 +116,7 @@ def test_order_of_events(served: Live) -> None:
     start, delta, stop = (f"content_block_{kind}" for kind in ("start", "delta", "stop"))
     assert once == [
         ("message_start", None),
-        (start, "thinking"), (delta, "thinking_delta"), (stop, None),
+        (start, "thinking"), (delta, "thinking_delta"), (delta, "signature_delta"), (stop, None),
         (start, "text"), (delta, "text_delta"), (stop, None),
         (start, "tool_use"), (delta, "input_json_delta"), (stop, None),
         ("message_delta", None), ("message_stop", None),

@@ -7,6 +7,7 @@ how much of the prompt was cached.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import secrets
 from collections.abc import Sequence
@@ -126,7 +127,11 @@ class MessageWriter:
                 f'"index":{block.index},"delta":{{"type":"{kind}","{member}":'
             )
             return _event("content_block_start", index=block.index, content_block=_empty(block))
-        return _event("content_block_stop", index=block.index)
+        stop = _event("content_block_stop", index=block.index)
+        if block.kind is not Kind.REASONING:
+            return stop
+        delta = {"type": "signature_delta", "signature": _signature(block)}
+        return _event("content_block_delta", index=block.index, delta=delta) + stop
 
 
 def _event(kind: str, **fields: Any) -> str:
@@ -135,6 +140,13 @@ def _event(kind: str, **fields: Any) -> str:
 
 def _new_call_id() -> str:
     return f"toolu_{secrets.token_hex(12)}"
+
+
+def _signature(block: Block) -> str:
+    """Clients send thinking back as thinking only where it is signed; else some make it text. Here
+    it says nothing and is not checked.
+    """
+    return hashlib.sha256(block.text.encode()).hexdigest()
 
 
 def _empty(block: Block) -> dict[str, Any]:
@@ -149,7 +161,7 @@ def _whole_block(block: Block) -> dict[str, Any]:
     if block.kind is Kind.TEXT:
         return {"type": "text", "text": block.text}
     if block.kind is Kind.REASONING:
-        return {"type": "thinking", "thinking": block.text, "signature": ""}
+        return {"type": "thinking", "thinking": block.text, "signature": _signature(block)}
     call_id = block.call_id or _new_call_id()
     arguments = _arguments(block.text)
     return {"type": "tool_use", "id": call_id, "name": block.name or "", "input": arguments}
