@@ -15,6 +15,8 @@ from helpers.live_server import Live, live, ok
 from helpers.official import named_events, strictly
 from openai.types.responses import Response
 
+from tinyserve.server.responses_input import read_input
+from tinyserve.server.responses_tools import ToolSet
 from tinyserve.server.said_once import SaidOnce
 
 PATH = "/v1/responses"
@@ -149,6 +151,35 @@ def test_an_answer_may_be_sent_back_as_it_came(served: Live) -> None:
     chat_tool = {"type": "function", "function": {k: WEATHER[k] for k in list(WEATHER)[1:4]}}
     expected = chat_tokens(served, messages, tools=[chat_tool])
     assert prompt_of(served, value=history, tools=[WEATHER]) == expected
+
+
+def test_reasoning_may_be_sent_back_sealed(served: Live) -> None:
+    """As clients do that store nothing: what they have asked to be given for it, and no content."""
+    served.runner.says("<think>hm é 😀</think>So.")
+    assert "encrypted_content" not in respond(served)["output"][0]
+    body: dict[str, Any] = {"input": "hello", "include": ["reasoning.encrypted_content"]}
+    answer = ok(served.post(PATH, **body))
+    reasoning, said = answer["output"]
+    events = named_events(served.post(PATH, stream=True, **body).text)
+    (streamed,) = (
+        event["item"]
+        for event in events
+        if event["type"] == "response.output_item.done" and event["item"]["type"] == "reasoning"
+    )
+    assert streamed["encrypted_content"] == reasoning["encrypted_content"]
+    bare = {k: v for k, v in reasoning.items() if k not in ("content", "status")}
+
+    def read(**changes: Any) -> str | None:
+        """The thinking before what was said, as the chat template would get it."""
+        messages, _ = read_input([{**bare, **changes}, said], None, ToolSet())
+        return messages[0].get("reasoning_content")
+
+    assert read() == read(content=reasoning["content"]) == "hm é 😀"
+    summary = [{"type": "summary_text", "text": "brief"}]
+    assert read(summary=summary) == "hm é 😀"
+    for foreign in (None, "gAAAAAB", "tinyserve:?", "tinyserve:/w=="):
+        assert read(encrypted_content=foreign) is None
+        assert read(encrypted_content=foreign, summary=summary) == "brief"
 
 
 def test_input_tokens(served: Live, client: openai.OpenAI) -> None:

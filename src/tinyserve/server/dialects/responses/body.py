@@ -7,6 +7,7 @@ has a form of its own is read by `input.py` and `tools.py`.
 
 from __future__ import annotations
 
+import base64
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator
@@ -16,7 +17,11 @@ from tinyserve.server.dialects.extra_fields import refuse_unshown
 from tinyserve.server.dialects.json_node import Node
 from tinyserve.server.extensions import FAST, Extensions, at_most
 
-LOGPROBS = "message.output_text.logprobs"  # a member of `include`
+# Members of `include`.
+LOGPROBS = "message.output_text.logprobs"
+SEALED_REASONING = "reasoning.encrypted_content"
+
+_SEAL = "tinyserve:"
 
 
 def _text_or_items(value: Any) -> Any:
@@ -69,9 +74,30 @@ class ResponsesRequest(Extensions):
     def wants_logprobs(self) -> bool:
         return bool(self.top_logprobs) or LOGPROBS in (self.include or ())
 
+    @property
+    def seals_reasoning(self) -> bool:
+        return SEALED_REASONING in (self.include or ())
+
 
 # Of the chat request's own fields, those that this API has another name for, or no place.
 NOT_PASSED_ON = frozenset({"messages", "logprobs", "max_tokens", "max_completion_tokens"})
+
+
+def sealed(thoughts: str) -> str:
+    """Thinking as `encrypted_content`: the only form in which some clients send it back to a server
+    that stores nothing. There is no secret in it: the client has the text as well.
+    """
+    return _SEAL + base64.b64encode(thoughts.encode()).decode()
+
+
+def unsealed(content: str) -> str:
+    """The thinking in what `sealed` has made; empty for that of other servers."""
+    if not content.startswith(_SEAL):
+        return ""
+    try:
+        return base64.b64decode(content.removeprefix(_SEAL), validate=True).decode()
+    except ValueError:
+        return ""
 
 
 def refuse_unserved(body: ResponsesRequest) -> None:

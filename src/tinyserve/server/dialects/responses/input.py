@@ -13,6 +13,7 @@ from typing import Any
 from tinyserve.errors import RequestError
 from tinyserve.server.dialects.conversation import Conversation, Message
 from tinyserve.server.dialects.json_node import Node
+from tinyserve.server.dialects.responses.body import unsealed
 from tinyserve.server.dialects.responses.tools import ToolSet, custom_arguments
 from tinyserve.server.json_text import to_json
 
@@ -101,12 +102,13 @@ def _part(node: Node) -> str:
 
 
 def _thoughts(node: Node) -> str:
-    """The reasoning itself, else its summary; encrypted reasoning is another server's."""
-    for name in ("content", "summary"):
-        parts = node.get(name)
-        if parts.value:
-            return "\n".join(_part(part) for part in parts.items())
-    return ""
+    """The reasoning itself, in the open or as this server has sealed it, else its summary."""
+    content = node.get("content")
+    sealed = unsealed(node.get("encrypted_content").text_or(""))
+    if sealed and not content.value:
+        return sealed
+    parts = content if content.value else node.get("summary")
+    return "\n".join(_part(part) for part in parts.items()) if parts.value else ""
 
 
 def _call(kind: str, node: Node, conversation: Conversation, tools: ToolSet) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tinyserve.server.deltas import ScoredToken, Usage
 from tinyserve.server.dialects.content_blocks import Block, Kind
-from tinyserve.server.dialects.responses.body import ResponsesRequest
+from tinyserve.server.dialects.responses.body import ResponsesRequest, sealed
 from tinyserve.server.dialects.responses.tools import ToolSet, custom_input
 from tinyserve.server.writer import Identity
 from tinyserve.text.tokenizer import Tokenizer
@@ -99,6 +99,8 @@ class ResponseObject:
         if block.kind is Kind.REASONING:
             content = [] if is_open else [reasoning_text(block.text)]
             common = {"id": item.item_id, "type": "reasoning", "summary": [], "status": status}
+            if self.body.seals_reasoning and not is_open:
+                common["encrypted_content"] = sealed(block.text)
             return {**common, "content": content}
         content = [] if is_open else [output_text(block.text, logprobs)]
         common = {"id": item.item_id, "type": "message", "role": "assistant", "status": status}
