@@ -143,6 +143,25 @@ def test_other_alphabets_byte_by_byte(spec: GrammarSpec, as_bytes: bool) -> None
     assert not accepts(spec, "café".encode()[:-1])
 
 
+@pytest.mark.parametrize(
+    ("gbnf", "good", "bad"),
+    [
+        (r'"é\u0041\U00000042"', "éAB", r"é\u0041B"),
+        (r'"\u000a\u0022\u005c\x09"', '\n"\\\t', "n"),
+        (r"[\u0041-\u005A]+", "AZ", "a"),
+        (r'[^"\\\u007F\u0000-\u001F]+', "aé", "a\x7f"),
+        (r"[\u005d\u005B\u005e\u002d]+", "[^]-", "\\"),
+        (r"[a\-c]+", "a-c", "b"),
+        (r'"\u0085" [\U0001F600-\U0001F64F]', "\x85😃", "\x85a"),
+        (r'"\\u0041\\-"', r"\u0041\-", "A-"),
+    ],
+)
+def test_gbnf_escapes(gbnf: str, good: str, bad: str) -> None:
+    """GD-09: characters by their numbers, those of ASCII too."""
+    assert accepts(lark(f"root ::= {gbnf}"), good)
+    assert not accepts(lark(f"root ::= {gbnf}"), bad)
+
+
 def test_other_alphabets_in_schemas() -> None:
     """GD-09: values and names of properties, quotes among them."""
     spec = schema(

@@ -134,14 +134,18 @@ def _as_lark(spec: GrammarSpec) -> str:
 
 
 def _without_escapes(gbnf: str) -> str:
-    r"""\u00e9 as the letter itself: the converter shortens such escapes until nobody reads them."""
+    r"""\u00e9 as the letter itself, \u0041 as \x41: the converter shortens such escapes until
+    nobody reads them. And `\-`, which xgrammar knows, as \x2d.
+    """
 
     def character(match: re.Match[str]) -> str:
-        code = int(match[2] or match[3], 16)
-        is_plain = 0xA0 <= code < 0x110000 and not 0xD800 <= code < 0xE000
-        return match[1] + chr(code) if is_plain else match[0]
+        code = int(match[2] or match[3] or "2d", 16)
+        if code < 0x80:  # it may stand for a quote, a bracket, or a line break
+            return f"{match[1]}\\x{code:02x}"
+        is_character = code < 0x110000 and not 0xD800 <= code < 0xE000
+        return match[1] + chr(code) if is_character else match[0]
 
-    escape = r"(?<!\\)((?:\\\\)*)\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))"
+    escape = r"(?<!\\)((?:\\\\)*)\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|-)"
     return re.sub(escape, character, gbnf)
 
 
