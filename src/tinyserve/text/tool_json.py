@@ -216,7 +216,7 @@ def _rest_of_string(keep: Callable[[str], None]) -> Reading[None]:
     """Up to the closing quote; raw control characters, which JSON forbids, are escaped."""
     while True:
         char = yield
-        keep(char if char >= " " else json.dumps(char)[1:-1])
+        keep(char if char >= " " else within_quotes(char))
         if char == '"':
             return
         if char == "\\":
@@ -236,6 +236,16 @@ def _string() -> Reading[str]:
 def whole_characters(text: str) -> str:
     """The text with U+FFFD for halves of characters, which escapes can spell and UTF-8 cannot."""
     return _HALF.sub("\ufffd", text)
+
+
+def quoted(text: str) -> str:
+    """A string of JSON."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def within_quotes(text: str) -> str:
+    """The same without the quotes around it: a piece of a string."""
+    return quoted(text)[1:-1]
 
 
 def is_bare(char: str) -> bool:

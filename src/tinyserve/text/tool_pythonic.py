@@ -19,8 +19,9 @@ from tinyserve.text.tool_json import (
     Reading,
     after_space,
     is_bare,
+    quoted,
+    within_quotes,
 )
-from tinyserve.text.tool_values import quoted, within_quotes
 
 _CLOSERS = {"[": "]", "(": ")", "{": "}"}
 _WORDS = {
@@ -35,6 +36,7 @@ _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _ESCAPES = {"n": r"\n", "t": r"\t", "r": r"\r", "b": r"\b", "f": r"\f", "\n": "", "/": "/"}
 _HEX = {"x": 2, "u": 4, "U": 8}
 _LONGEST_NAME = 256
+_END = "\ud800"  # half of a character, so that no text holds it
 
 
 def read_pythonic(calls: Calls) -> Reading[str]:
@@ -54,6 +56,25 @@ def read_pythonic(calls: Calls) -> Reading[str]:
             if char != "]":
                 continue
         return "" if char == "]" else char
+
+
+def python_literal(text: str) -> str:
+    """A literal on its own, as the calls' are written; empty where the text is something else."""
+    pieces: list[str] = []
+    reading = _lone_value(pieces.append)
+    next(reading)
+    try:
+        for char in f"{text}{_END}":
+            reading.send(char)
+    except StopIteration as stop:
+        return "".join(pieces) if stop.value == _END else ""
+    except NotACall:
+        pass
+    return ""
+
+
+def _lone_value(keep: Callable[[str], None]) -> Reading[str]:
+    return (yield from _value((yield from after_space()), keep))
 
 
 def _arguments(calls: Calls, name: str) -> Reading[None]:

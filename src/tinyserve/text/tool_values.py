@@ -10,7 +10,11 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
+from tinyserve.text.tool_json import quoted
+from tinyserve.text.tool_pythonic import python_literal
+
 STRING = frozenset(("string",))
+_CONTAINERS = frozenset(("array", "object"))
 _MAX_DEPTH = 8  # of schemas within schemas
 _KINDS: tuple[tuple[type, str], ...] = (
     (bool, "boolean"),
@@ -34,7 +38,8 @@ def parameter_types(parameters: Mapping[str, Any] | None, name: str) -> frozense
 def as_json(text: str, types: frozenset[str]) -> str:
     """A value as a model wrote it, as JSON: of one of the `types` if it can be, else a string.
 
-    No types: whatever it looks like. What is passed on as JSON is passed on as written.
+    No types: whatever it looks like. What is passed on as JSON is passed on as written. A list or
+    an object may be written in Python's notation, which models often do.
     """
     if types == STRING:
         return quoted(text)
@@ -42,19 +47,10 @@ def as_json(text: str, types: frozenset[str]) -> str:
     candidate = _WORDS.get(candidate.lower(), candidate)
     kind = _kind(candidate)
     if kind is None:
-        return quoted(text)
+        literal = python_literal(candidate) if _CONTAINERS & types and "string" not in types else ""
+        return literal if _kind(literal) in types else quoted(text)
     fits = not types or kind in types or (kind == "integer" and "number" in types)
     return quoted(text) if "string" in types and not fits else candidate
-
-
-def quoted(text: str) -> str:
-    """A string of JSON."""
-    return json.dumps(text, ensure_ascii=False)
-
-
-def within_quotes(text: str) -> str:
-    """The same without the quotes around it: a piece of a string."""
-    return quoted(text)[1:-1]
 
 
 def _kind(text: str) -> str | None:

@@ -20,8 +20,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tinyserve.text.markers import num_held
-from tinyserve.text.tool_json import SPACE, TOOL_NAME, Calls, NotACall, Reading, rest_of_arguments
-from tinyserve.text.tool_values import STRING, as_json, quoted, within_quotes
+from tinyserve.text.tool_json import (
+    SPACE,
+    TOOL_NAME,
+    Calls,
+    NotACall,
+    Reading,
+    quoted,
+    rest_of_arguments,
+    within_quotes,
+)
+from tinyserve.text.tool_values import STRING, as_json
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
 END_OF_CALL, END_OF_VALUE = "</function>", "</parameter>"
