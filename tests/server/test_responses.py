@@ -15,8 +15,8 @@ from helpers.live_server import Live, live, ok
 from helpers.official import named_events, strictly
 from openai.types.responses import Response
 
-from tinyserve.server.responses_input import read_input
-from tinyserve.server.responses_tools import ToolSet
+from tinyserve.server.dialects.responses.input import read_input
+from tinyserve.server.dialects.responses.tools import ToolSet
 from tinyserve.server.said_once import SaidOnce
 
 PATH = "/v1/responses"
