@@ -204,6 +204,22 @@ def test_names_that_a_wrapper_has_lengthened_are_shown(tmp_path: Path) -> None:
         load_checkpoint(str(folder))
 
 
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("weight_scale", "self_attn.q_proj.weight_scale is of a quantized checkpoint"),
+        ("qweight", "self_attn.q_proj.qweight is of a quantized checkpoint"),
+        ("lora_A.default.weight", "self_attn.q_proj.lora_A.default.weight is of an adapter"),
+    ],
+)
+def test_matrices_that_others_complete_are_refused(tmp_path: Path, more: str, said: str) -> None:
+    """LORA-01: the others were left out, with a line in the log, and the answers were nonsense."""
+    write_checkpoint(synthetic_checkpoint(), tmp_path)
+    rewrite_tensors(tmp_path, **{Q_PROJ.replace("weight", more): np.ones(8, np.float32)})
+    with pytest.raises(ModelLoadError, match=said):
+        load_checkpoint(str(tmp_path))
+
+
 def test_tensors_that_are_ignored_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -38,6 +38,11 @@ _FINGERPRINTED = (
     "added_tokens.json",
 )
 NUM_SAMPLES = 64  # rows of a tied model's head that are compared with its embedding
+# What quantized matrices bring along: GPTQ and AWQ, compressed-tensors, FP8, bitsandbytes.
+_OF_QUANTIZED = (
+    *(".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv"),
+    *(".weight_scale_2", ".SCB", ".absmax"),
+)
 MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers
 
 logger = logging.getLogger(__name__)
@@ -57,6 +62,7 @@ def load_folder(folder: Path, name: str) -> Checkpoint:
     if config.tie_word_embeddings and EMBEDDING not in tensors and LM_HEAD in tensors:
         tensors[EMBEDDING] = tensors[LM_HEAD]  # of two names for one tensor, the other was saved
     config = _resolve_head(config, tensors.keys(), folder)
+    _refuse_additions(tensors.keys(), folder)
     shapes = {tensor: stored.shape for tensor, stored in tensors.items()}
     check_layout(config, shapes, str(folder))
     _warn_unused(config, shapes, folder)
@@ -83,6 +89,24 @@ def load_folder(folder: Path, name: str) -> Checkpoint:
         contents=contents,
         max_new_tokens=read_max_new_tokens(generation),
     )
+
+
+def _refuse_additions(names: Collection[str], folder: Path) -> None:
+    """Matrices that mean nothing without others beside them, which would be left out: quantized
+    ones where another file than config.json says so, and those under an adapter.
+    """
+    for name in names:
+        if name.endswith(_OF_QUANTIZED):
+            raise ModelLoadError(
+                f"{folder}: tensor {name} is of a quantized checkpoint, though config.json has no "
+                "quantization_config; such are not supported: use a GGUF file or the unquantized "
+                "model"
+            )
+        if ".lora_" in name:
+            raise ModelLoadError(
+                f"{folder}: tensor {name} is of an adapter, which is not supported: merge it into "
+                "its base model"
+            )
 
 
 def _read_pooling(folder: Path) -> str | None:
