@@ -201,15 +201,18 @@ def test_an_added_token_of_that_name_ends_a_text(tmp_path: Path) -> None:
     assert reload(tmp_path, synthetic_checkpoint(), metadata=metadata).eos_token_ids == (1, 2, 0)
 
 
-def test_the_end_of_a_base_model_ends_the_texts_of_its_fine_tune(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "ends"), [(3, (511, 2)), (4, (511,)), (1, (511,))])
+def test_the_end_of_a_base_model_ends_the_texts_of_its_fine_tune(
+    tmp_path: Path, kind: int, ends: tuple[int, ...]
+) -> None:
     """Llama 2's kind of model, taught conversations in ChatML, still writes `</s>` at times."""
     tokens = ["<unk>", "<s>", "</s>", *(f"t{i}" for i in range(508)), "<|im_end|>"]
     metadata = {
         "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [2, 3, 3] + [1] * 508 + [4],
+        "tokenizer.ggml.token_type": [2, 3, kind] + [1] * 508 + [4],
         "tokenizer.ggml.eos_token_id": 511,
     }
-    assert reload(tmp_path, synthetic_checkpoint(), metadata=metadata).eos_token_ids == (511, 2)
+    assert reload(tmp_path, synthetic_checkpoint(), metadata=metadata).eos_token_ids == ends
 
 
 def test_the_tokenizer_is_read_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

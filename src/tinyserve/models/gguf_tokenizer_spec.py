@@ -20,8 +20,8 @@ from tinyserve.text.tokenizer_spec import GGUFVocab, TokenizerSpec
 logger = logging.getLogger(__name__)
 
 # Special or added tokens that end a turn or a text wherever they exist: ChatML, Llama 3 (turn, tool
-# call, text), Phi, GPT-2, SentencePiece. Files name one id as EOS, often the wrong one of several;
-# llama.cpp keeps a list like this for the same reason.
+# call, text), Phi, GPT-2. Files name one id as EOS, often the wrong one of several; llama.cpp keeps
+# a list like this for the same reason.
 END_OF_TEXT = (
     "<|im_end|>",
     "<|eot_id|>",
@@ -29,10 +29,12 @@ END_OF_TEXT = (
     "<|end_of_text|>",
     "<|end|>",
     "<|endoftext|>",
-    "</s>",
 )
+# The same where it is special; elsewhere it is how HTML ends a text that is struck through.
+END_OF_SENTENCE = "</s>"
 # Token types: special, and user-defined, which is what a fine-tune's added tokens become.
-_ADDED = (3, 4)
+_SPECIAL = 3
+_ADDED = (_SPECIAL, 4)
 _SPECIAL_IDS = {
     "bos_token": "tokenizer.ggml.bos_token_id",
     "eos_token": "tokenizer.ggml.eos_token_id",
@@ -62,15 +64,19 @@ def read_tokenizer_spec(metadata: Metadata) -> TokenizerSpec:
 
 
 def read_eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
-    """The file's EOS and end-of-turn ids, then those of `END_OF_TEXT` that are not ordinary."""
+    """The file's EOS and end-of-turn ids, then those of the lists that are not ordinary."""
     named = [metadata.get(f"tokenizer.ggml.{kind}_token_id", int) for kind in ("eos", "eot", "eom")]
     ids = [token_id for token_id in named if token_id is not None]
     tokens = metadata.strings("tokenizer.ggml.tokens")
     types = metadata.numbers("tokenizer.ggml.token_type")
     if tokens is not None and types is not None:
-        found = tokens.find(END_OF_TEXT)
-        ids += [found[text] for text in END_OF_TEXT if text in found]
-        ids = [i for i in ids if i in named or (i < len(types) and types[i] in _ADDED)]
+        found = tokens.find((*END_OF_TEXT, END_OF_SENTENCE))
+        kinds = {**dict.fromkeys(END_OF_TEXT, _ADDED), END_OF_SENTENCE: (_SPECIAL,)}
+        ids += [
+            found[text]
+            for text, wanted in kinds.items()
+            if text in found and found[text] < len(types) and types[found[text]] in wanted
+        ]
     return tuple(dict.fromkeys(ids))
 
 
