@@ -73,6 +73,8 @@ def test_absent_fields_have_hugging_faces_defaults() -> None:
     assert config.rope.theta == 10000.0
     assert config.rms_norm_eps == 1e-6
     assert config.max_position_embeddings == 2048
+    for base, context in ((QWEN2, 32768), (QWEN3, 32768), (MISTRAL, 131072)):
+        assert read(base, max_position_embeddings=None).max_position_embeddings == context
     for base in (LLAMA, QWEN2, MISTRAL):
         assert read(base, num_key_value_heads=None, head_dim=None).num_kv_heads == 4
 

@@ -38,6 +38,12 @@ ARCHITECTURES = {
 # The same without a head, as embedding models are saved; and how Llama's class was first spelled.
 _ALIASES = {name.replace("ForCausalLM", "Model"): name for name in ARCHITECTURES.values()}
 _ALIASES["LLaMAForCausalLM"] = "LlamaForCausalLM"
+# The context of a file that names none, where it is not Llama's.
+_CONTEXTS = {
+    "MistralForCausalLM": 131072,
+    "Qwen2ForCausalLM": 32768,
+    "Qwen3ForCausalLM": 32768,
+}
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
 # These say nothing once an author has asked for greedy decoding.
@@ -69,6 +75,8 @@ def read_model_config(data: Json, source: str) -> ModelConfig:
     """
     architecture = _architecture(data, source)
     _refuse_variants(data, source)
+    if architecture in _CONTEXTS and data.get("max_position_embeddings") is None:
+        data = {**data, "max_position_embeddings": _CONTEXTS[architecture]}
     hidden_size = need_count(data, "hidden_size", source)
     num_heads = need_count(data, "num_attention_heads", source)
     num_layers = need_count(data, "num_hidden_layers", source)
