@@ -2,8 +2,9 @@
 
     [get_weather(city="Paris", days=3), now()]
 
-Each keyword and its literal become a member of the arguments. Tuples become lists; words that are
-no literal become strings. Nothing is evaluated and nothing recurses, however deep a literal.
+Each keyword and its literal become a member of the arguments. Tuples and sets become lists; words
+that are no literal become strings. Nothing is evaluated, and nothing recurses, however deep a
+literal.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from tinyserve.text.tool_json import (
     within_quotes,
 )
 
-_CLOSERS = {"[": "]", "(": ")", "{": "}"}
+_CLOSERS = {"[": ("]", "]"), "(": (")", "]"), "{": ("}", "}")}  # as written, and as in JSON
+_END_OF_SET = ("}", "]")
+_QUOTES = ("'", '"')
+_PREFIX = re.compile("[bfu]|[bf]?r[bf]?", re.IGNORECASE)  # of a string: r"\d"
 _WORDS = {
     "True": "true",
     "False": "false",
@@ -103,38 +107,57 @@ def _arguments(calls: Calls, name: str) -> Reading[None]:
 def _value(char: str, keep: Callable[[str], None]) -> Reading[str]:
     """A literal, from its first character; the first character after it, spaces skipped.
 
-    A comma is held back until something follows it, since JSON has none before a closing bracket.
+    A comma is held back until something follows it, since JSON has none before a closing bracket;
+    a brace and what comes first in it, until a colon tells an object from a set.
     """
-    closers: list[str] = []  # of the open brackets
+    closers: list[tuple[str, str]] = []  # of the open brackets
     comma = ""
     while True:
-        if closers and char == closers[-1]:
-            keep("}" if closers.pop() == "}" else "]")
+        if closers and char == closers[-1][0]:
+            keep(closers.pop()[1])
             char = yield from after_space()
         elif char in _CLOSERS:
-            keep(f"{comma}{'{' if char == '{' else '['}")
-            closers.append(_CLOSERS[char])
-            comma, char = "", (yield from after_space())
-            continue
-        elif char in "'\"":
-            keep(f'{comma}"')
-            char = yield from _string(char, keep)
+            closer, first = _CLOSERS[char], list[str]()
+            char = yield from after_space()
+            if closer == _CLOSERS["{"] and char != "}":
+                if char not in _CLOSERS:
+                    char = yield from _scalar(char, first.append, is_member=True)
+                if char != ":":
+                    closer = _END_OF_SET
+            keep(f"{comma}{'{' if closer[1] == '}' else '['}{''.join(first)}")
+            closers.append(closer)
+            if not first:
+                comma = ""
+                continue
         else:
-            word, char = yield from _word(char)
-            if not word:
-                raise NotACall
-            is_key = char == ":" and bool(closers) and closers[-1] == "}"
-            keep(f"{comma}{quoted(word) if is_key else _literal(word)}")
+            keep(comma)
+            is_member = bool(closers) and closers[-1][1] == "}"
+            char = yield from _scalar(char, keep, is_member=is_member)
         comma = ""
         if not closers:
             return char
         if char == ",":
             comma, char = ", ", (yield from after_space())
-        elif char == ":" and closers[-1] == "}":
+        elif char == ":" and closers[-1][1] == "}":
             keep(": ")
             char = yield from after_space()
-        elif char != closers[-1]:
+        elif char != closers[-1][0]:
             raise NotACall
+
+
+def _scalar(char: str, keep: Callable[[str], None], *, is_member: bool) -> Reading[str]:
+    """A string, number or word, which may be a key if it `is_member` of an object; the first
+    character after it, spaces skipped.
+    """
+    if char in _QUOTES:
+        return (yield from _strings(char, keep))
+    word, char = yield from _word(char)
+    if not word:
+        raise NotACall
+    if char in _QUOTES and _PREFIX.fullmatch(word):
+        return (yield from _strings(char, keep, is_raw="r" in word.lower()))
+    keep(quoted(word) if is_member and char == ":" else _literal(word))
+    return char
 
 
 def _word(char: str, limit: int | None = None) -> Reading[tuple[str, str]]:
@@ -166,15 +189,26 @@ def _literal(word: str) -> str:
     return quoted(word)
 
 
-def _string(quote: str, keep: Callable[[str], None]) -> Reading[str]:
-    """A string, from its opening quote on, as the rest of one in JSON; the first character after
-    it, spaces skipped. Three quotes open one that ends with three.
+def _strings(quote: str, keep: Callable[[str], None], *, is_raw: bool = False) -> Reading[str]:
+    """Strings one after the other, which are one to Python, from the first opening quote on; the
+    first character after them, spaces skipped.
+    """
+    keep('"')
+    char = quote
+    while char in _QUOTES:
+        char = yield from _string(char, keep, is_raw)
+    keep('"')
+    return char
+
+
+def _string(quote: str, keep: Callable[[str], None], is_raw: bool) -> Reading[str]:
+    """The text of a string, within quotes of JSON, from its opening quote on; the first character
+    after it, spaces skipped. Three quotes open one that ends with three.
     """
     closing, char = quote, (yield)
     if char == quote:
         char = yield
         if char != quote:  # it was an empty one
-            keep('"')
             return char if char not in SPACE else (yield from after_space())
         closing, char = quote * 3, (yield)
     quotes = ""  # that may be closing
@@ -182,15 +216,18 @@ def _string(quote: str, keep: Callable[[str], None]) -> Reading[str]:
         if char == quote:
             quotes += char
             if quotes == closing:
-                break
+                return (yield from after_space())
             char = yield
             continue
         keep(within_quotes(quotes))
         quotes = ""
-        keep((yield from _escape()) if char == "\\" else within_quotes(char))
+        if char != "\\":
+            keep(within_quotes(char))
+        elif is_raw:
+            keep(within_quotes(f"\\{(yield)}"))  # not even before a quote does it vanish
+        else:
+            keep((yield from _escape()))
         char = yield
-    keep('"')
-    return (yield from after_space())
 
 
 def _escape() -> Reading[str]:
