@@ -163,6 +163,19 @@ def test_markers_around_python() -> None:
     assert (shown.split(), found) == (["Let", "me", "see.", "Done."], [("nobody", {"i": 1})])
 
 
+def test_json_between_markers() -> None:
+    """LFM2 writes it when the system message asks for JSON; without markers it is an answer."""
+    calls = '[{"name": "f", "arguments": {"s": "x"}}, {"name": "get_weather", "arguments": {}}]'
+    text = f"Well. <|tool_call_start|>{calls}<|tool_call_end|>"
+    expected = [("f", {"s": "x"}), ("get_weather", {})]
+    assert found_in(PYTHONIC_MARKED, text) == ("Well.", expected)
+    assert found_in(PYTHONIC_MARKED, *text) == ("Well.", expected)
+    for form in (PYTHONIC, PYTHONIC_MARKED):
+        assert found_in(form, calls) == (calls, [])
+    broken = '<|tool_call_start|>[{"name": 5}]<|tool_call_end|>'
+    assert found_in(PYTHONIC_MARKED, broken) == (broken, [])
+
+
 def test_python_streams() -> None:
     reader = new_reader(PYTHONIC)
     assert reader.push("[f(s") == []

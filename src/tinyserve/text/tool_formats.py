@@ -7,7 +7,7 @@ hermes       <tool_call>{"name": "f", "arguments": {...}}</tool_call>, repeated 
 llama3_json  {"name": "f", "parameters": {...}}, several separated by ";", <|python_tag|> before it
 mistral      [TOOL_CALLS][{"name": "f", "arguments": {...}}, ...]; newer: [TOOL_CALLS]f[ARGS]{...}
 qwen3_coder  <tool_call><function=f><parameter=a>1</parameter></function></tool_call>, repeated
-pythonic     [f(a=1), g(b="x")] (Llama 3.2 and 4); LFM2 writes a marker before and after it
+pythonic     [f(a=1), g(b="x")] (Llama 3.2 and 4); LFM2 writes markers around it, or around JSON
 """
 
 from __future__ import annotations

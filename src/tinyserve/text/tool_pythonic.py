@@ -19,6 +19,7 @@ from tinyserve.text.tool_json import (
     NotACall,
     Reading,
     after_space,
+    call_object,
     is_bare,
     quoted,
     within_quotes,
@@ -50,10 +51,13 @@ def read_pythonic(calls: Calls) -> Reading[str]:
     char = yield from after_space()
     while True:
         calls.open()
-        name, char = yield from _word(char, _LONGEST_NAME)
-        if not TOOL_NAME.fullmatch(name) or char != "(":
-            raise NotACall
-        yield from _arguments(calls, name)
+        if char == "{" and calls.opener:  # LFM2 writes JSON between its markers when asked to
+            yield from call_object(calls)
+        else:
+            name, char = yield from _word(char, _LONGEST_NAME)
+            if not TOOL_NAME.fullmatch(name) or char != "(":
+                raise NotACall
+            yield from _arguments(calls, name)
         char = yield from after_space()
         if char == ",":
             char = yield from after_space()
