@@ -7,6 +7,7 @@ A record may carry named values (`extra={"fields": {...}}`): the text format sho
 from __future__ import annotations
 
 import datetime
+import io
 import json
 import logging
 import sys
@@ -19,6 +20,9 @@ OWN_KEYS = frozenset({"time", "level", "logger", "message", "exception"})
 
 def configure_logging(level: str, format: str = "text") -> None:
     """`level`: debug | info | warning | error; `format`: text | json."""
+    if format == "json" and isinstance(sys.stderr, io.TextIOWrapper):
+        # Whatever the locale (RFC 8259); what is no Unicode is escaped as JSON does it, too.
+        sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JSONFormatter() if format == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=getattr(logging, level.upper()))

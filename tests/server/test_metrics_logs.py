@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -225,6 +226,18 @@ def test_the_last_line_of_a_server_that_cannot_start_is_json_too() -> None:
     last = json.loads(run.stderr.splitlines()[-1])
     assert last["level"] == "error"
     assert "'/no/such/model' was not found" in last["message"]
+
+
+def test_json_lines_are_utf8_whatever_the_locale() -> None:
+    """Of a stream in ASCII or Latin-1, Python writes \\xe9 for \u00e9, which is no JSON."""
+    command = [sys.executable, "-m", "tinyserve", "serve", "/no/such/mod\u00e9l", "--port", "0"]
+    run = subprocess.run(
+        [*command, "--log-format", "json"],
+        capture_output=True,
+        timeout=60,
+        env={**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "1"},
+    )
+    assert "mod\u00e9l" in json.loads(run.stderr.splitlines()[-1])["message"]
 
 
 def test_every_line_of_a_server_is_json() -> None:
