@@ -131,6 +131,7 @@ class ServerConfig:
         for name in ("api_key", "served_model_name"):
             if any(not item for item in getattr(self, name)):
                 raise ConfigError(f"server.{name} must not hold an empty string")
+        object.__setattr__(self, "host", self.host.strip("[]"))  # URLs write IPv6 addresses so
         if not self.host.strip():  # which would be every address of the machine
             raise ConfigError("server.host must not be empty; 0.0.0.0 listens on all addresses")
         for item in self.allowed_origins:

@@ -267,3 +267,7 @@ def test_origins_and_hosts_of_every_kind() -> None:
     server = ServerConfig(allowed_origins=tuple(origins), allowed_hosts=tuple(hosts))
     assert server.allowed_origins == tuple(origins)
     assert server.allowed_hosts == tuple(hosts)
+
+
+def test_an_ipv6_address_may_be_written_as_in_a_url() -> None:
+    assert ServerConfig(host="[::1]").host == ServerConfig(host="::1").host == "::1"
