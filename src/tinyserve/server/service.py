@@ -254,8 +254,12 @@ class Service:
     def _truncated(
         self, ids: list[int], body: GenerationRequest, params: SamplingParams
     ) -> list[int]:
-        """The prompt, or what is kept of it; room is left for as long an answer as is asked for."""
+        """The prompt, or what is kept of it; room is left for as long an answer as is asked for. A
+        length that nobody asked for gives way: it takes no more than half of the room.
+        """
         wanted = params.max_tokens if params.max_tokens is not None else params.min_tokens or 1
+        if "max_tokens" not in body.sampling_fields():
+            wanted = min(wanted, max(self.room // 2, params.min_tokens))
         return truncated(ids, body.truncate_prompt_tokens, self.room - wanted)
 
     def _identity(self, prefix: str, model: str) -> Identity:
