@@ -69,7 +69,7 @@ class ChoiceReader:
 
     def _finish_reason(self, reason: str | None) -> str | None:
         """OpenAI's: "tool_calls" where the model stopped after calls, but "stop" for a call that
-        was asked for by name, or that a stop string cut (TOOL-01).
+        was asked for by name, or that a stop string cut.
         """
         is_called = self._parser.has_calls and self._choice != "named" and not self.is_call_cut
         return "tool_calls" if reason == "stop" and is_called else reason

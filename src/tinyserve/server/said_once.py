@@ -28,6 +28,11 @@ class SaidOnce:
             shown = ", ".join(repr(name[:64]) for name in itertools.islice(sorted(new), 20))
             logger.info("ignoring unknown request fields: %s (said once)", shown)
 
+    def left_out(self, path: str, kinds: Set[str]) -> None:
+        """What requests to `path` may name, and this server does not have."""
+        for kind in sorted(kinds):
+            self.message(f"{path}: leaving out {kind[:64]!r}, which this server cannot offer")
+
     def message(self, message: str) -> None:
         if message not in self._messages and len(self._messages) < MOST:
             self._messages.add(message)

@@ -1,7 +1,7 @@
 """vLLM's `truncate_prompt_tokens`: how many of a prompt's last tokens are kept, and which.
 
 All endpoints that take the field check it and cut by it here. Without it nothing is ever cut: what
-does not fit is refused (LIM-12).
+does not fit is refused.
 """
 
 from __future__ import annotations

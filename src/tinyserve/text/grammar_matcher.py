@@ -40,7 +40,7 @@ class GrammarMatcher:
     ) -> None:
         self._matcher = matcher
         self._renew = renew
-        self._taken: list[int] = []
+        self._taken: list[int] = []  # as long as it may be renewed
         self._width = width
         self._num_words = -(-width // 32)
         self._eos_ids = eos_ids
@@ -71,7 +71,8 @@ class GrammarMatcher:
     def take(self, token_id: int) -> None:
         """Move past an accepted token. A failure shows in the next `masks`."""
         if token_id not in self._eos_ids:
-            self._taken.append(token_id)
+            if self._renew is not None:
+                self._taken.append(token_id)
             self._matcher.consume_token(token_id)
 
     def count_valid(self, drafts: Sequence[int]) -> int:
@@ -88,6 +89,7 @@ class GrammarMatcher:
         self._matcher, self._renew = self._renew(), None
         for token_id in self._taken:
             self._matcher.consume_token(token_id)
+        self._taken.clear()
         return self._mask_of(self._matcher)
 
     def _mask_of(self, matcher: llguidance.LLMatcher) -> Mask:

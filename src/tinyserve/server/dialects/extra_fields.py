@@ -1,8 +1,10 @@
-"""Fields of a body that its API does not have: passed on to the chat request, or refused."""
+"""Fields of a body that its API does not have: passed on to the chat request, or refused; and
+those of the chat request by the names that the API's clients know.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Any
 
 from pydantic import BaseModel
@@ -21,6 +23,13 @@ def passed_on(
     extra = body.model_extra or {}
     said_once.unknown_fields(skipped & extra.keys())
     return {k: v for k, v in extra.items() if k not in skipped and k not in harmless}
+
+
+def own_names(body: BaseModel, names: Mapping[str, str]) -> dict[str, str]:
+    """`names` (ours -> the API's), for `errors.renamed`, without those that the client itself has
+    used.
+    """
+    return {name: own for name, own in names.items() if getattr(body, name, None) is None}
 
 
 # Fields that ask for something which only answers of the chat and completion APIs can show.

@@ -6,7 +6,7 @@ from typing import Any
 
 from tinyserve.errors import ContextLengthError
 from tinyserve.server.chat import ChatContext
-from tinyserve.server.dialects.extra_fields import passed_on
+from tinyserve.server.dialects.extra_fields import own_names, passed_on
 from tinyserve.server.dialects.fitting import with_lower_max_tokens
 from tinyserve.server.dialects.messages.body import (
     HARMLESS,
@@ -31,15 +31,10 @@ from tinyserve.server.writer import Writer
 _NAMES = {"stop": "stop_sequences", "response_format": "output_config.format"}
 
 
-def _names(body: MessagesRequest) -> dict[str, str]:
-    """Without those that the client itself has used."""
-    return {name: own for name, own in _NAMES.items() if getattr(body, name) is None}
-
-
 async def prepare(service: Service, body: MessagesRequest, client: str) -> Prepared:
     """Raises RequestError naming the field."""
     check(body)
-    with renamed(_names(body)):
+    with renamed(own_names(body, _NAMES)):
         return await _prepared(service, body, client)
 
 
@@ -93,10 +88,7 @@ def _fields(service: Service, body: CountRequest) -> dict[str, Any]:
     if is_open:
         fields["continue_final_message"] = True
     functions, left_out = read_tools(body.tools)
-    for kind in sorted(left_out):
-        service.said_once.message(
-            f"/v1/messages: leaving out {kind[:64]!r}, which this server cannot offer"
-        )
+    service.said_once.left_out("/v1/messages", left_out)
     names = [f["function"]["name"] for f in functions]
     choice, is_parallel = read_choice(body.tool_choice, names)
     if functions:

@@ -2,7 +2,7 @@
 
 Where the model may think or call tools, its text is read into the parts of a message first; a chunk
 then holds one part. Thinking goes into `reasoning_content`, as DeepSeek's API and most clients call
-it. The first chunk of a call, and no other, has its id, type and name (TOOL-06).
+it. The first chunk of a call, and no other, has its id, type and name.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tinyserve.server.chat import ChatContext
-from tinyserve.server.dialects.extra_fields import passed_on
+from tinyserve.server.dialects.extra_fields import own_names, passed_on
 from tinyserve.server.dialects.fitting import as_it_is, without_oldest
 from tinyserve.server.dialects.json_node import Node
 from tinyserve.server.dialects.responses.body import (
@@ -33,22 +33,17 @@ _NAMES = {
 }
 
 
-def _names(body: ResponsesRequest) -> dict[str, str]:
-    """Without those that the client itself has used."""
-    return {name: own for name, own in _NAMES.items() if getattr(body, name, None) is None}
-
-
 async def prepare(service: Service, body: ResponsesRequest, client: str) -> Prepared:
     """Raises RequestError naming the field."""
     refuse_unserved(body)
-    with renamed(_names(body)):
+    with renamed(own_names(body, _NAMES)):
         return await _prepared(service, body, client)
 
 
 async def num_prompt_tokens(service: Service, body: ResponsesRequest) -> int:
     """How long the prompt is. Raises RequestError naming the field."""
     refuse_unserved(body)
-    with renamed(_names(body)):
+    with renamed(own_names(body, _NAMES)):
         chat = _chat_request(service, body, read_tools(body.tools))
         return len(await service.encode_chat(chat))
 
@@ -78,10 +73,7 @@ async def _prepared(service: Service, body: ResponsesRequest, client: str) -> Pr
 
 def _chat_request(service: Service, body: ResponsesRequest, tools: ToolSet) -> ChatRequest:
     messages, left_out = read_input(body.input, body.instructions, tools)
-    for kind in sorted(left_out | tools.left_out):
-        service.said_once.message(
-            f"/v1/responses: leaving out {kind[:64]!r}, which this server cannot offer"
-        )
+    service.said_once.left_out("/v1/responses", left_out | tools.left_out)
     choice = read_choice(body.tool_choice, tools)
     extra = passed_on(body, service.said_once, NOT_PASSED_ON)
     fields: dict[str, Any] = {
