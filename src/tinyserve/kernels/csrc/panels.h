@@ -144,21 +144,20 @@ inline void run_panels(const Weight& w, const uint8_t* panel, int panels, const 
 #if TS_HAVE_AMX
   if (layout.amx) return amx_panels(w, panel, panels, next, a, rows, c, wide);
 #endif
-  const int64_t bytes = panel_bytes(w);
+  auto one_by_one = [&](auto&& multiply) TS_LAMBDA {
+    const int64_t bytes = panel_bytes(w);
+    for (int i = 0; i < panels; ++i, panel += bytes, c += MAX_BLOCK_ROWS * LANES) multiply(i + 1 < panels ? panel + bytes : next);
+  };
   auto floats = [&](auto format) TS_LAMBDA {
     constexpr int FORMAT = decltype(format)::value;
     if (panels == FLOAT_PANELS && rows >= PAIR_FROM_ROWS) return float_panels<FORMAT, FLOAT_PANELS>(w, panel, next, x, x_stride, rows, c, wide);
-    for (int i = 0; i < panels; ++i)
-      float_panels<FORMAT, 1>(w, panel + i * bytes, i + 1 < panels ? panel + (i + 1) * bytes : next, x, x_stride, rows,
-                              c + i * MAX_BLOCK_ROWS * LANES, wide);
+    one_by_one([&](const uint8_t* after) TS_LAMBDA { float_panels<FORMAT, 1>(w, panel, after, x, x_stride, rows, c, wide); });
   };
   switch (w.format) {
     case F32: return floats(std::integral_constant<int, F32>());
     case F16: return floats(std::integral_constant<int, F16>());
     case BF16: return floats(std::integral_constant<int, BF16>());
-    default:
-      for (int i = 0; i < panels; ++i)
-        act_panel(w, panel + i * bytes, i + 1 < panels ? panel + (i + 1) * bytes : next, a, rows, c + i * MAX_BLOCK_ROWS * LANES, wide);
+    default: one_by_one([&](const uint8_t* after) TS_LAMBDA { act_panel(w, panel, after, a, rows, c, wide); });
   }
 }
 
