@@ -52,10 +52,10 @@ class ModelOptions:
     )
     bf16_products: str = setting(
         "auto",
-        "how bf16 weights are multiplied: fma, by f32 activations; bf16x3, by activations in three "
-        "bf16 parts that lose nothing, which is for matrix units (AMX) and slow elsewhere; auto is "
-        "bf16x3 where there is a matrix unit. The two round differently",
-        choices=("auto", "fma", "bf16x3"),
+        "how bf16 weights are multiplied: fma, by f32 activations; bf16x2, by activations in two "
+        "bf16 parts (16 bits), which is for matrix units (AMX) and slow elsewhere; auto is bf16x2 "
+        "where there is a matrix unit. The two round differently",
+        choices=("auto", "fma", "bf16x2"),
     )
     kv_cache_dtype: str = setting(
         "auto",

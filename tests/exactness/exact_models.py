@@ -29,7 +29,7 @@ KV_DTYPES = ("f32", "f16", "bf16", "int8")
 WEIGHTS = {
     "f32": ModelOptions(dtype="f32"),
     "bf16": ModelOptions(dtype="bf16"),
-    "bf16x3": ModelOptions(dtype="bf16", bf16_products="bf16x3"),
+    "bf16x2": ModelOptions(dtype="bf16", bf16_products="bf16x2"),
     "int8": ModelOptions(quantization="int8"),
     "u4": ModelOptions(quantization="int4"),
 }
@@ -63,7 +63,7 @@ def make_runner(
     *,
     threads: int = 1,
     variant: str = "",
-    bf16x3: bool = False,
+    bf16x2: bool = False,
     num_blocks: int = MAX_LEN // 16,
     block_size: int = 16,
     num_swap_blocks: int = 0,
@@ -74,7 +74,7 @@ def make_runner(
         *(num_blocks, block_size, config.num_layers, config.num_kv_heads, config.head_dim),
         kv_dtype,
     )
-    backend = NativeBackend(threads, variant or all_variants()[0], bf16x3=bf16x3)
+    backend = NativeBackend(threads, variant or all_variants()[0], bf16x2=bf16x2)
     return ModelRunner(decoder, KVPool(layout, num_swap_blocks), backend, max_tokens)
 
 
@@ -82,7 +82,7 @@ class Truth:
     """The logits of any sequence of one model, [tokens, vocab]."""
 
     def __init__(self, weights: str, shape: str, kv_dtype: str) -> None:
-        self._runner = make_runner(decoder_of(weights, shape), kv_dtype, bf16x3=weights == "bf16x3")
+        self._runner = make_runner(decoder_of(weights, shape), kv_dtype, bf16x2=weights == "bf16x2")
         self._known: dict[tuple[int, ...], F32] = {}
 
     def logits(self, tokens: Sequence[int]) -> F32:

@@ -32,7 +32,7 @@ FORMATS = {
     "f32": (ModelOptions(dtype="f32"), "f32"),
     "f16": (ModelOptions(dtype="f16"), "f16"),
     "bf16": (ModelOptions(dtype="bf16"), "bf16"),
-    "bf16x3": (ModelOptions(dtype="bf16", bf16_products="bf16x3"), "f16"),
+    "bf16x2": (ModelOptions(dtype="bf16", bf16_products="bf16x2"), "f16"),
     "int8": (ModelOptions(quantization="int8"), "int8"),
     "u4": (ModelOptions(quantization="int4"), "f16"),
 }
@@ -95,7 +95,7 @@ def golden_hash(name: str, variant: str = "", threads: int = 1) -> str:
         fingerprint="",
         name="golden",
     )
-    backend = NativeBackend(threads, variant, bf16x3=options.bf16_products == "bf16x3")
+    backend = NativeBackend(threads, variant, bf16x2=options.bf16_products == "bf16x2")
     decoder = load_decoder(checkpoint, backend, options, 512)
     layout = KVLayout(32, 16, CONFIG.num_layers, CONFIG.num_kv_heads, CONFIG.head_dim, kv_dtype)
     runner = ModelRunner(decoder, KVPool(layout, 0), backend, 512)

@@ -50,7 +50,7 @@ def test_damage_stays_in_its_sequence(weights: str, kv_dtype: str, kind: str) ->
         damaged(weights, shape),
         kv_dtype,
         threads=2,
-        bf16x3=weights == "bf16x3",
+        bf16x2=weights == "bf16x2",
         num_blocks=40,
     )
     sequences = Sequences(block_size=16, num_blocks=40)

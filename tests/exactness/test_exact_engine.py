@@ -26,7 +26,7 @@ POOL = 384  # tokens; the longest request needs 365
 CELLS = [
     ("f32", "f32", "grouped", 7, 4, 2, 0),
     ("bf16", "bf16", "windowed", 16, 16, 3, 3),
-    ("bf16x3", "f16", "grouped", 64, 8, 2, 5),
+    ("bf16x2", "f16", "grouped", 64, 8, 2, 5),
     ("int8", "f16", "windowed", 64, 8, 4, 5),
     ("u4", "int8", "grouped", 64, 16, 2, 5),
     ("u4", "f16", "windowed", 512, 8, 1, 1),
@@ -58,7 +58,7 @@ def make_requests(rand: random.Random) -> list[EngineRequest]:
 def alone(weights: str, kv_dtype: str, shape: str, requests: list[EngineRequest]) -> Results:
     """Each request by itself: one thread, no cache, its prompt in one step."""
     runner = make_runner(
-        decoder_of(weights, shape), kv_dtype, bf16x3=weights == "bf16x3", num_blocks=120
+        decoder_of(weights, shape), kv_dtype, bf16x2=weights == "bf16x2", num_blocks=120
     )
     core = make_core(
         runner,
@@ -89,7 +89,7 @@ def test_the_engine_gives_the_bits_of_each_request_alone(cell: tuple[Any, ...]) 
             kv_dtype,
             threads=threads,
             variant=variant,
-            bf16x3=weights == "bf16x3",
+            bf16x2=weights == "bf16x2",
             num_blocks=POOL // block_size,
             block_size=block_size,
             num_swap_blocks=POOL // 3 // block_size,

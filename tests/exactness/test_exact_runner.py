@@ -35,7 +35,7 @@ def walk(weights: str, kv_dtype: str, shape: str, variant: str, seed: str) -> Co
         kv_dtype,
         threads=rand.randint(1, 4),
         variant=variant,
-        bf16x3=weights == "bf16x3",
+        bf16x2=weights == "bf16x2",
         num_blocks=num_blocks,
         block_size=block_size,
         num_swap_blocks=num_blocks // 2,

@@ -19,7 +19,7 @@ from tinyserve.kv.pool import KVPool
 
 F64 = NDArray[np.float64]
 FORMATS = (
-    *("f32", "f16", "bf16", "bf16:x3"),
+    *("f32", "f16", "bf16", "bf16:x2"),
     *("int8:16", "int8:32", "int8:32:min", "int8:64:f32", "int8:512", "int8:16:min:f32"),
     *("u4", "u4:f32", "u4:min", "u4:min:f32"),
 )
@@ -27,7 +27,7 @@ FORMATS = (
 
 def make_weight(kind: str, n: int, k: int, rng: np.random.Generator) -> Weight:
     """Random weights of one of `FORMATS`: int8:GROUP, `min` has minima of its own, `f32` inexact
-    scales. `x3` says how they are multiplied: see `suited`.
+    scales. `x2` says how they are multiplied: see `suited`.
     """
     name, *options = kind.split(":")
     values = rng.standard_normal((n, k)).astype(np.float32)
@@ -50,7 +50,7 @@ def make_weight(kind: str, n: int, k: int, rng: np.random.Generator) -> Weight:
 
 def suited(backend: NativeBackend, kind: str) -> NativeBackend:
     """The back end as weights of one of `FORMATS` ask for it."""
-    return NativeBackend(backend.threads, backend.variant, bf16x3=kind.endswith(":x3"))
+    return NativeBackend(backend.threads, backend.variant, bf16x2=kind.endswith(":x2"))
 
 
 def make_scales(rng: np.random.Generator, n: int, groups: int, *, f16: bool) -> F32:

@@ -14,12 +14,12 @@ from tinyserve.kernels.abi import load_library
 from tinyserve.kernels.ops import Batch, Compiled
 from tinyserve.kernels.packing import aligned_bytes
 
-READ, FMA, INT16, U4S8, BF16X3 = range(5)
+READ, FMA, INT16, U4S8, BF16X2 = range(5)
 RATES = {
     "f32_gmac_s": FMA,
     "int16_gmac_s": INT16,
     "u4s8_gmac_s": U4S8,
-    "bf16x3_gmac_s": BF16X3,
+    "bf16x2_gmac_s": BF16X2,
 }
 READ_BYTES = 128 << 20
 PROBES = 3  # after one that is left out; the median counts
@@ -37,8 +37,8 @@ def read_bandwidth(variant: str, threads: int) -> float:
 
 
 def multiply_rate(variant: str, threads: int, kind: int) -> float:
-    """Multiply-adds per second in registers: FMA, INT16 (int16 x int16), U4S8 (u4 x int8), BF16X3
-    (bf16 x activations in three parts).
+    """Multiply-adds per second in registers: FMA, INT16 (int16 x int16), U4S8 (u4 x int8), BF16X2
+    (bf16 x activations in two parts).
     """
     data = aligned_bytes(4096 * threads)
     runs = [_seconds(variant, threads, kind, data) for _ in range(PROBES + 1)]

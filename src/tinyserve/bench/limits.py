@@ -21,7 +21,7 @@ READ = "read_gb_s"
 
 def rate_of(kind: str) -> str:
     """The measured ceiling (`ceilings.Ceilings`) that bounds multiplying by weights of a format."""
-    rates = {"u4": "u4s8_gmac_s", "int8": "int16_gmac_s", "bf16x3": "bf16x3_gmac_s"}
+    rates = {"u4": "u4s8_gmac_s", "int8": "int16_gmac_s", "bf16x2": "bf16x2_gmac_s"}
     return rates.get(kind, "f32_gmac_s")
 
 
@@ -95,8 +95,8 @@ class Limit:
 
 
 def arithmetic_of(kind: str, backend: Any) -> str:
-    """What bounds weights of a format on this back end: the format, or bf16x3."""
-    return "bf16x3" if kind == "bf16" and backend.bf16x3 else kind
+    """What bounds weights of a format on this back end: the format, or bf16x2."""
+    return "bf16x2" if kind == "bf16" and backend.bf16x2 else kind
 
 
 def _by_format(matrices: Iterable[Any], bf16: str) -> dict[str, Size]:

@@ -111,8 +111,8 @@ def assemble(
     defaults = sampling_defaults(config.model, checkpoint)
     use_own = config.model.generation_config == "auto"
     chat_max_tokens = checkpoint.max_new_tokens if use_own else None
-    uses_bf16x3 = isinstance(runner, ModelRunner) and runner.uses_bf16x3
-    notes = (*notes, *_more_notes(config.model, defaults, chat_max_tokens, uses_bf16x3))
+    uses_bf16x2 = isinstance(runner, ModelRunner) and runner.uses_bf16x2
+    notes = (*notes, *_more_notes(config.model, defaults, chat_max_tokens, uses_bf16x2))
     for note in notes:
         logger.info("%s", note)
     return Engine(
@@ -131,7 +131,7 @@ def assemble(
         config=config,
         # A path need not be Unicode; what answers and metrics show must be.
         model_name=os.fsencode(checkpoint.name).decode(errors="replace"),
-        fingerprint=_system_fingerprint(config.model, checkpoint, uses_bf16x3),
+        fingerprint=_system_fingerprint(config.model, checkpoint, uses_bf16x2),
         notes=notes,
         model=checkpoint.config,
         weight_formats=runner.decoder.formats() if isinstance(runner, ModelRunner) else (),
@@ -142,7 +142,7 @@ def _more_notes(
     options: ModelOptions,
     defaults: Mapping[str, Any],
     chat_max_tokens: int | None,
-    uses_bf16x3: bool,
+    uses_bf16x2: bool,
 ) -> Iterator[str]:
     """What was chosen beside the sizes, and why."""
     if defaults:
@@ -150,9 +150,9 @@ def _more_notes(
         yield f"sampling defaults of the model, where a request names none: {shown}"
     if chat_max_tokens is not None and "max_tokens" not in defaults:
         yield f"max_new_tokens of the model, where a conversation names none: {chat_max_tokens}"
-    if uses_bf16x3:
+    if uses_bf16x2:
         why = "the matrix unit" if options.bf16_products == "auto" else "model.bf16_products"
-        yield f"bf16 weights meet activations in three bf16 parts (bf16x3): {why}"
+        yield f"bf16 weights meet activations in two bf16 parts (bf16x2): {why}"
 
 
 def ends_of_text(checkpoint: Checkpoint, tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -173,7 +173,7 @@ def tokenizer_spec(options: ModelOptions, checkpoint: Checkpoint) -> TokenizerSp
     return spec
 
 
-def _system_fingerprint(options: ModelOptions, checkpoint: Checkpoint, uses_bf16x3: bool) -> str:
+def _system_fingerprint(options: ModelOptions, checkpoint: Checkpoint, uses_bf16x2: bool) -> str:
     """Changes whenever the same request may give other bits, and is the same for servers with
     copies of one model.
     """
@@ -183,7 +183,7 @@ def _system_fingerprint(options: ModelOptions, checkpoint: Checkpoint, uses_bf16
         options.quantization,
         resolve_kv_dtype(checkpoint, options),
     )
-    if uses_bf16x3:
-        identity += ("bf16x3",)
+    if uses_bf16x2:
+        identity += ("bf16x2",)
     digest = hashlib.sha256(repr(identity).encode()).hexdigest()[:12]
     return f"ts{NUMERICS_VERSION}-{digest}"

@@ -93,9 +93,9 @@ class ModelRunner:
             )
 
     @property
-    def uses_bf16x3(self) -> bool:
-        """Are there weights that are multiplied by activations in three bf16 parts?"""
-        return getattr(self.backend, "bf16x3", False) and "bf16" in self.decoder.formats()
+    def uses_bf16x2(self) -> bool:
+        """Are there weights that are multiplied by activations in two bf16 parts?"""
+        return getattr(self.backend, "bf16x2", False) and "bf16" in self.decoder.formats()
 
     def run(self, plan: StepPlan) -> StepLogits:
         """Swap, copy, then one forward pass over the plan's chunks."""

@@ -17,21 +17,21 @@ from tinyserve.kernels.sample_call import SampleCall
 class NativeBackend:
     """C++ kernels of one instruction set (`variant`; "" picks the best) on `threads` threads.
 
-    `bf16x3`: bf16 weights are multiplied by activations in three bf16 parts that lose nothing. It
-    is for the matrix unit; other instruction sets give the same bits, at a third of their speed.
+    `bf16x2`: bf16 weights are multiplied by activations in two bf16 parts, 16 of their 24 bits. It
+    is for the matrix unit; other instruction sets give the same bits, at half of their speed.
     `sample` keeps its latest call for the next one: it may run on one thread at a time.
     """
 
     name = "native"
     exact = True
 
-    def __init__(self, threads: int, variant: str = "", *, bf16x3: bool = False) -> None:
+    def __init__(self, threads: int, variant: str = "", *, bf16x2: bool = False) -> None:
         runnable, _ = variants()
         self.variant = variant or runnable[0]
         if self.variant not in runnable:
             raise ValueError(f"no kernels for {self.variant!r} here; there are {runnable}")
         self.threads = threads
-        self.bf16x3 = bf16x3
+        self.bf16x2 = bf16x2
         self._variant = self.variant.encode()
         self._sample_call: SampleCall | None = None
 
@@ -51,7 +51,7 @@ class NativeBackend:
     def compile(
         self, function: Callable[[Ops], Array], kv: KVSlabs, *, max_rows: int, logits: bool = False
     ) -> Program:
-        recorder = Recorder(kv, max_rows, int(logits), bf16x3=self.bf16x3)
+        recorder = Recorder(kv, max_rows, int(logits), bf16x2=self.bf16x2)
         return Program(
             recorder,
             function(recorder),

@@ -27,7 +27,7 @@ from tinyserve.kernels.formats import F32, FloatWeight, Int8Weight, U4Weight, We
 PANEL = 16
 PACKING_VERSION = 3  # changes with any layout above: packed weights on disk are then made anew
 F32_FORMAT, F16_FORMAT, BF16_FORMAT, INT8_FORMAT, U4_FORMAT = range(5)
-BF16X3_FORMAT = 5  # bf16 to a program that multiplies it by activations in three parts
+BF16X2_FORMAT = 5  # bf16 to a program that multiplies it by activations in two parts
 FORMAT_NAMES = ("f32", "f16", "bf16", "int8", "u4")
 FORMATS = {"f32": F32_FORMAT, "f16": F16_FORMAT, "bf16": BF16_FORMAT, "int8": INT8_FORMAT}
 HUGE_PAGE = 2 << 20

@@ -33,7 +33,7 @@ from tinyserve.kernels.formats import F32
 from tinyserve.kernels.ops import Array, AttentionSpec, Batch, KVSlabs
 from tinyserve.kernels.packing import (
     BF16_FORMAT,
-    BF16X3_FORMAT,
+    BF16X2_FORMAT,
     FORMAT_NAMES,
     PackedWeight,
     aligned_bytes,
@@ -83,17 +83,17 @@ class Recorder:
     """`Ops` that write themselves down. Buffers whose last user is recorded are reused, by
     reference count.
 
-    `bf16x3` multiplies bf16 weights by activations in three bf16 parts (csrc/gemm.h).
+    `bf16x2` multiplies bf16 weights by activations in two bf16 parts (csrc/gemm.h).
     """
 
-    def __init__(self, kv: KVSlabs, max_rows: int, row_space: int, *, bf16x3: bool = False) -> None:
+    def __init__(self, kv: KVSlabs, max_rows: int, row_space: int, *, bf16x2: bool = False) -> None:
         self.ops: list[OpStruct] = []
         self.keep: list[Any] = []  # everything the program points to
         self.nbytes = 0
         self._kv = kv
         self._max_rows = max_rows
         self._row_space = row_space
-        self._bf16x3 = bf16x3
+        self._bf16x2 = bf16x2
         self._free: dict[int, list[F32]] = {}
 
     def embed(self, table: NativeLinear) -> Array:
@@ -192,8 +192,8 @@ class Recorder:
     def _factor(self, packed: PackedWeight) -> WeightStruct:
         """A weight that rows are multiplied by, rather than looked up in."""
         weight = self._weight(packed)
-        if self._bf16x3 and packed.format == BF16_FORMAT and packed.k % BF16_STEP == 0:
-            weight.format, weight.group = BF16X3_FORMAT, BF16_STEP
+        if self._bf16x2 and packed.format == BF16_FORMAT and packed.k % BF16_STEP == 0:
+            weight.format, weight.group = BF16X2_FORMAT, BF16_STEP
         return weight
 
     def _pointer(self, array: F32) -> int:

@@ -75,5 +75,5 @@ def make_backend(choice: BackendChoice, bf16_products: str = "auto") -> Backend:
         return ReferenceBackend(choice.threads)
     from tinyserve.kernels.native import NativeBackend
 
-    bf16x3 = bf16_products == "bf16x3" or (bf16_products == "auto" and choice.variant == "amx")
-    return NativeBackend(choice.threads, choice.variant, bf16x3=bf16x3)
+    bf16x2 = bf16_products == "bf16x2" or (bf16_products == "auto" and choice.variant == "amx")
+    return NativeBackend(choice.threads, choice.variant, bf16x2=bf16x2)

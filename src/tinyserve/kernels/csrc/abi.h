@@ -6,8 +6,8 @@
 #pragma once
 #include <cstdint>
 
-// BF16X3: bf16 weights whose activations are multiplied in three bf16 parts; see gemm.h.
-enum Format : int32_t { F32 = 0, F16 = 1, BF16 = 2, INT8 = 3, U4 = 4, BF16X3 = 5 };
+// BF16X2: bf16 weights whose activations are multiplied in two bf16 parts; see gemm.h.
+enum Format : int32_t { F32 = 0, F16 = 1, BF16 = 2, INT8 = 3, U4 = 4, BF16X2 = 5 };
 enum OpKind : int32_t { EMBED = 0, RMS_NORM = 1, LINEAR = 2, ROPE_AND_CACHE = 3, ATTENTION = 4, GATHER_ROWS = 5 };
 enum RowSpace : int32_t { TOKENS = 0, LOGITS = 1 };  // how many rows an operation has in a step
 
@@ -20,7 +20,7 @@ struct Weight {
   const uint8_t* data;
   int32_t format;     // Format
   int32_t n, k;       // output and input features
-  int32_t group;      // input features that share a scale (integer formats); BF16X3: 32, those of a step
+  int32_t group;      // input features that share a scale (integer formats); BF16X2: 32, those of a step
   int32_t has_min;    // 1: a minimum follows each scale; U4 without: it is -8 scales
   int32_t f16_scale;  // 1: scales and minima are f16, 0: f32
 };

@@ -14,7 +14,7 @@ constexpr int AMX_LEAST = 8;  // rows of a tile: 17 are 9 + 8
 
 // Few rows are faster without it.
 TS_INLINE bool suits_amx(const Weight& w, int rows) {
-  if (w.format == BF16X3) return true;
+  if (w.format == BF16X2) return true;
   if (w.format == U4) return rows >= 24;
   return w.format == INT8 && rows >= 2 * AMX_LEAST && w.group % 32 == 0;
 }
@@ -49,7 +49,7 @@ class AmxShapes {
       uint16_t row_bytes[16] = {};
       uint8_t rows[16] = {};
     } shapes;
-    const int depth = w.format == BF16X3 ? BF16_STEP * 2 : amx_depth(w);  // bytes of a row of activations
+    const int depth = w.format == BF16X2 ? BF16_STEP * 2 : amx_depth(w);  // bytes of a row of activations
     for (int i : {0, 1, 2, 3}) shapes.rows[i] = AMX_ROWS, shapes.row_bytes[i] = LANES * 4;
     for (int i : {4, 5}) shapes.rows[i] = AMX_ROWS, shapes.row_bytes[i] = depth;
     for (int i : {6, 7}) shapes.rows[i] = depth / 4, shapes.row_bytes[i] = LANES * 4;
@@ -209,7 +209,7 @@ inline void amx_integer_panels(const Weight& w, const uint8_t* panel, const uint
   }
 }
 
-// ---- bf16 weights (BF16X3): the unit reads panels as they are ------------------------------------------------------
+// ---- bf16 weights (BF16X2): the unit reads panels as they are ------------------------------------------------------
 
 // A tile of activations, and where its sums go: those of 16 rows, whatever `rows` is.
 struct AmxRows {
@@ -269,7 +269,7 @@ inline void amx_bf16_panels(const Weight& w, const uint8_t* panel, int panels, c
 // c[panel][MAX_BLOCK_ROWS][16] = activations x one or two panels; `next` are those to prefetch, or 0. `wide` is scratch.
 inline void amx_panels(const Weight& w, const uint8_t* panel, int panels, const uint8_t* next, const Acts& acts, int rows, float* c,
                        uint8_t* wide) {
-  if (w.format == BF16X3) amx_bf16_panels(w, panel, panels, next, acts, rows, c);
+  if (w.format == BF16X2) amx_bf16_panels(w, panel, panels, next, acts, rows, c);
   else if (w.format == U4 && panels == 2) amx_integer_panels<int8_t, true>(w, panel, next, acts, rows, c, wide);
   else if (w.format == U4) amx_integer_panels<int8_t, false>(w, panel, next, acts, rows, c, wide);
   else if (panels == 2) amx_integer_panels<int16_t, true>(w, panel, next, acts, rows, c, wide);

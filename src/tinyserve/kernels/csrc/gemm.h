@@ -14,7 +14,7 @@ namespace {
 
 // Prepared activations of a tile of R rows: int8 per group of 32 for u4 weights, int16 per group for int8 weights. Rows lie
 // side by side, so that a tile reads one stream: q[word][R] with 4-byte words along the features, scale and sum [group][R].
-// For the matrix unit (amx.h) q is [group][R][features], of int16 [group][high, low][R][features]. For BF16X3 weights q is
+// For the matrix unit (amx.h) q is [group][R][features], of int16 [group][high, low][R][features]. For BF16X2 weights q is
 // [step of 32][part][R][features], and there are no scales.
 struct Acts {
   uint8_t* q;
@@ -37,7 +37,7 @@ TS_INLINE int64_t group_bytes(const Weight& w) {
 TS_INLINE int64_t panel_bytes(const Weight& w) {
   if (w.format == F32) return int64_t(w.k) * LANES * 4;
   if (w.format == F16) return int64_t(w.k) * LANES * 2;
-  if (w.format == BF16 || w.format == BF16X3) return int64_t(w.k + 1) / 2 * LANES * 4;
+  if (w.format == BF16 || w.format == BF16X2) return int64_t(w.k + 1) / 2 * LANES * 4;
   return (w.k / w.group) * group_bytes(w);
 }
 TS_INLINE vf load_scale(const uint8_t* p, bool f16) { return f16 ? load_f16((const uint16_t*)p) : load((const float*)p); }
@@ -188,43 +188,42 @@ struct FloatTiles {
   }
 };
 
-// ---- bf16 weights, activations in three parts --------------------------------------------------------------------
-// An f32 activation is the sum of three bf16 numbers, and a product of two bf16 numbers is exact in f32. The order of additions
-// is that of the matrix unit's instruction (TDPBF16PS in Intel's manual): over 32 features, the even and the odd ones are summed
-// apart from zero up, and added to what there is. Elsewhere this takes three times the multiplications of f32 activations.
+// ---- bf16 weights, activations in two parts ----------------------------------------------------------------------
+// An f32 activation is the sum of two bf16 numbers but for 2^-17 of it, and a product of two bf16 numbers is exact in f32. The order
+// of additions is that of the matrix unit's instruction (TDPBF16PS in Intel's manual): over 32 features, the even and the odd ones
+// are summed apart from zero up, and added to what there is. Elsewhere this takes twice the multiplications of f32 activations.
 
-constexpr int BF16_STEP = 32, BF16_PARTS = 3;
+constexpr int BF16_STEP = 32, BF16_PARTS = 2;
 
-// Store the upper halves of 16 floats; what they leave.
-TS_INLINE vf store_upper(uint16_t* p, vf x) {
+// Sixteen floats as bf16: a first part cut off, so that it is never larger than they, and a second one rounded.
+TS_INLINE void split_in_two(uint16_t* first, uint16_t* second, vf x) {
 #if defined(TS_ISA_AVX512)
+  auto upper = [](uint16_t* p, __m512i bits) TS_LAMBDA { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16))); };
   const __m512i bits = _mm512_castps_si512(x.v);
-  _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
-  return sub(x, {_mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(-65536)))});
+  const vf rest = sub(x, {_mm512_castsi512_ps(_mm512_and_si512(bits, _mm512_set1_epi32(-65536)))});
+  upper(first, bits);
+  upper(second, _mm512_add_epi32(_mm512_castps_si512(rest.v), _mm512_set1_epi32(0x8000)));
 #else
-  float rest[LANES];
-  store(rest, x);
+  float whole[LANES];
+  store(whole, x);
   for (int i = 0; i < LANES; ++i) {
-    p[i] = static_cast<uint16_t>(bits_of(rest[i]) >> 16);
-    rest[i] -= bf16_to_f32(p[i]);
+    first[i] = static_cast<uint16_t>(bits_of(whole[i]) >> 16);
+    second[i] = static_cast<uint16_t>((bits_of(whole[i] - bf16_to_f32(first[i])) + 0x8000) >> 16);
   }
-  return load(rest);
 #endif
 }
 
-// Features 32 * step ... of a row, as number r of a tile's R. Each part takes the next eight of 24 bits. `next` is another row to
-// prefetch, as in quantize_groups.
+// Features 32 * step ... of a row, as number r of a tile's R. `next` is another row to prefetch, as in quantize_groups.
 TS_INLINE void split_bf16(const float* x, uint8_t* q, int step, int r, int rows, const float* next) {
   uint16_t* to = (uint16_t*)q + (int64_t(step) * BF16_PARTS * rows + r) * BF16_STEP;
   for (int i = 0; i < BF16_STEP; i += LANES) {
     __builtin_prefetch(next + i);
-    vf rest = load(x + i);
-    for (int part = 0; part < BF16_PARTS; ++part) rest = store_upper(to + part * rows * BF16_STEP + i, rest);
+    split_in_two(to + i, to + rows * BF16_STEP + i, load(x + i));
   }
 }
 
 template <int R>
-inline void bf16x3_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
+inline void bf16x2_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   vf acc[R];
   begin(b.first, c, acc);
   for (int step = 0; step < b.steps; ++step) {
@@ -246,7 +245,7 @@ inline void bf16x3_tile(const Block& b, Fetch fetch, const Acts& a, float* c) {
   }
   keep(acc, c);
 }
-constexpr int BF16X3_ROWS = 4;
+constexpr int BF16X2_ROWS = 4;
 
 // ---- four-bit weights -------------------------------------------------------------------------------------------
 // A group's 256 bytes are 8 runs of 32: run j holds input features 4j .. 4j+3; byte 4c + i holds feature 4j + i of

@@ -49,7 +49,7 @@ void prepare(const Op& op, const Run& run, int task) {
   for (int r = 0; r < tiles.rows(tile); ++r) {
     const float* x = op.in.data + (block.first + first + r) * op.in.stride;
     const float* next = x + (r + 1 < tiles.rows(tile) ? op.in.stride : 0);
-    if (w.format == BF16X3)
+    if (w.format == BF16X2)
       for (int step = begin; step < end; ++step) split_bf16(x + step * BF16_STEP, to.q, step, r, tiles.rows(tile), next + step * BF16_STEP);
     else if (w.format == U4) quantize_groups<int8_t>(x, next, w.group, begin, end, block.layout, to, r, tiles.rows(tile));
     else quantize_groups<int16_t>(x, next, w.group, begin, end, block.layout, to, r, tiles.rows(tile));

@@ -21,7 +21,7 @@ TS_INLINE Layout layout_of(const Weight& w, [[maybe_unused]] int rows, [[maybe_u
 #if TS_HAVE_AMX
   if (may_use_amx && suits_amx(w, rows)) return {AMX_ROWS, true};
 #endif
-  return {w.format == U4 ? U4_ROWS : w.format == INT8 ? INT8_ROWS : BF16X3_ROWS, false};
+  return {w.format == U4 ? U4_ROWS : w.format == INT8 ? INT8_ROWS : BF16X2_ROWS, false};
 }
 
 // Groups of one row: q = round(x * limit / max|x|), half to even. A group that holds a NaN or an infinity gets a NaN scale, so
@@ -60,13 +60,13 @@ inline void quantize_groups(const float* row, const float* next_row, int group, 
   }
 }
 
-struct Bf16x3Tiles {
+struct Bf16x2Tiles {
   Block b;
   const Acts& a;
   float* c;
   template <int R>
   TS_INLINE void operator()(int row, const Fetch& fetch) const {
-    bf16x3_tile<R>(b, fetch, acts_of(b.w, a, row), c + row * LANES);
+    bf16x2_tile<R>(b, fetch, acts_of(b.w, a, row), c + row * LANES);
   }
 };
 
@@ -126,9 +126,9 @@ inline void integer_panel(const Weight& w, const uint8_t* panel, const Ahead& ah
 
 // c[rows][16] = activations x panel, for weights whose activations are prepared; `next` is the panel to prefetch, or 0.
 inline void act_panel(const Weight& w, const uint8_t* panel, const uint8_t* next, const Acts& a, int rows, float* c, uint8_t* wide) {
-  if (w.format != BF16X3) return integer_panel(w, panel, {next, panel_bytes(w), w.k / w.group}, a, rows, c, wide);
+  if (w.format != BF16X2) return integer_panel(w, panel, {next, panel_bytes(w), w.k / w.group}, a, rows, c, wide);
   const int steps = w.k / BF16_STEP;
-  in_tiles<BF16X3_ROWS>(rows, {next, panel_bytes(w), steps}, Bf16x3Tiles{{w, panel, steps, true}, a, c});
+  in_tiles<BF16X2_ROWS>(rows, {next, panel_bytes(w), steps}, Bf16x2Tiles{{w, panel, steps, true}, a, c});
 }
 
 // Panels that are multiplied together: what is loaded of activations is used for both.

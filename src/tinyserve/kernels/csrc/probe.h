@@ -5,7 +5,7 @@
 
 namespace {
 
-enum Probe : int { READ = 0, FMA = 1, INT16 = 2, U4S8 = 3, BF16X3_PRODUCTS = 4 };
+enum Probe : int { READ = 0, FMA = 1, INT16 = 2, U4S8 = 3, BF16X2_PRODUCTS = 4 };
 constexpr int64_t PROBE_ROUNDS = 1 << 20;
 #if defined(TS_ISA_AVX2)
 constexpr int FMA_CHAINS = 6;  // of two registers each: with both operands, what sixteen registers hold
@@ -64,7 +64,7 @@ TS_INLINE int64_t amx_chains(int kind) {
 }
 // Four sums at once, since each instruction waits for the one before it on the same registers.
 TS_INLINE int64_t amx_bf16_chains() {
-  const AmxShapes shapes(Weight{nullptr, BF16X3, LANES, BF16_STEP, BF16_STEP, 0, 0});
+  const AmxShapes shapes(Weight{nullptr, BF16X2, LANES, BF16_STEP, BF16_STEP, 0, 0});
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -109,13 +109,13 @@ int64_t probe(int kind, [[maybe_unused]] bool amx, const uint8_t* data, int64_t 
   }
 #if TS_HAVE_AMX
   if (amx && (kind == INT16 || kind == U4S8)) return amx_chains(kind);
-  if (amx && kind == BF16X3_PRODUCTS) return amx_bf16_chains();
+  if (amx && kind == BF16X2_PRODUCTS) return amx_bf16_chains();
 #endif
 #if defined(TS_ISA_AVX2) || defined(TS_ISA_AVX512)
   if (kind == INT16) return PROBE_ROUNDS * integer_chains<INT16>(sink);
   if (kind == U4S8) return PROBE_ROUNDS * integer_chains<U4S8>(sink);
 #endif
-  return PROBE_ROUNDS * float_chains(sink) / (kind == BF16X3_PRODUCTS ? BF16_PARTS : 1);
+  return PROBE_ROUNDS * float_chains(sink) / (kind == BF16X2_PRODUCTS ? BF16_PARTS : 1);
 }
 
 }  // namespace

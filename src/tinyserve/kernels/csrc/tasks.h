@@ -18,13 +18,13 @@ constexpr int MAX_HEAD_DIM = 512;  // kernels/recorder.py refuses more
 
 inline int rows_of(const Op& op, const Step& step) { return op.rows == TOKENS ? step.num_tokens : step.num_logits; }
 // Bytes that an activation takes once it is quantized, or split into parts, for these weights; 0: it is multiplied as it is.
-inline int act_bytes(const Weight& w) { return w.format == U4 ? 1 : w.format == INT8 ? 2 : w.format == BF16X3 ? 6 : 0; }
+inline int act_bytes(const Weight& w) { return w.format == U4 ? 1 : w.format == INT8 ? 2 : w.format == BF16X2 ? 4 : 0; }
 inline int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // Rows of a block of a linear operation, which share one pass over each panel of weights. Their activations should stay in L2,
 // which is large where there is a matrix unit.
 inline int block_rows(const Op& op, bool amx) {
-  if (op.weight.format == BF16X3) return std::clamp((1 << 20) / (act_bytes(op.weight) * op.weight.k) / 32 * 32, 32, 128);
+  if (op.weight.format == BF16X2) return std::clamp((1 << 20) / (act_bytes(op.weight) * op.weight.k) / 32 * 32, 32, 128);
   return amx && op.weight.format == U4 ? MAX_BLOCK_ROWS : 128;
 }
 
