@@ -45,7 +45,7 @@ class ChatContext:
 MakeWriter = Callable[[ChatContext], Writer]
 
 
-def encode_chat(engine: Engine, body: ChatRequest) -> list[int]:
+def chat_prompt(engine: Engine, body: ChatRequest) -> list[int]:
     """The prompt of a conversation, as token ids. Raises RequestError."""
     intake, tools = engine.intake, tool_use(engine, body)
     template = intake.tokenizer.chat_template

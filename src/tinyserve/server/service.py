@@ -21,7 +21,7 @@ from tinyserve.errors import UnknownModelError
 from tinyserve.server.chat import (
     MakeWriter,
     chat_context,
-    encode_chat,
+    chat_prompt,
     prompt_size,
 )
 from tinyserve.server.deltas import DeltaMaker, DeltaOptions, GroupPrompt
@@ -145,12 +145,12 @@ class Service:
 
         Whatever the client's protocol, its conversation comes as a ChatRequest; `make_writer` has
         the answer written its own way, under an id that begins with `id_prefix`. `prompt_ids` is
-        what `encode_chat` gave for `body`, where the caller has needed it already.
+        what `prompt_of` gave for `body`, where the caller has needed it already.
         """
         model = self._check_common(body, "top_logprobs", body.top_logprobs)
         check_chat(body)
         params = self._chat_params(body)
-        ids = prompt_ids or await self.encode_chat(body)
+        ids = prompt_ids or await self.prompt_of(body)
         context = chat_context(self.engine, body, ids, self._identity(id_prefix, model), params.n)
         options = DeltaOptions(
             body.num_logprobs, False, params.skip_special_tokens, context.answer.visible_ids
@@ -175,11 +175,11 @@ class Service:
         RequestError.
         """
         self._check_common(body, "top_logprobs", body.top_logprobs)
-        return self._truncated(await self.encode_chat(body), body, self._chat_params(body))
+        return self._truncated(await self.prompt_of(body), body, self._chat_params(body))
 
-    async def encode_chat(self, body: ChatRequest) -> list[int]:
+    async def prompt_of(self, body: ChatRequest) -> list[int]:
         """The prompt of a conversation, as token ids. Raises RequestError."""
-        return await self.off_loop_if(prompt_size(body), encode_chat, self.engine, body)
+        return await self.off_loop_if(prompt_size(body), chat_prompt, self.engine, body)
 
     def _chat_params(self, body: ChatRequest) -> SamplingParams:
         intake = self.engine.intake

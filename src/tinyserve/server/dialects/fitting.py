@@ -28,7 +28,7 @@ class Fitted:
 
 async def as_it_is(service: Service, body: ChatRequest) -> Fitted:
     """The conversation with nothing cut."""
-    return Fitted(body, await service.encode_chat(body))
+    return Fitted(body, await service.prompt_of(body))
 
 
 async def without_oldest(service: Service, body: ChatRequest) -> Fitted:
@@ -63,7 +63,7 @@ async def with_lower_max_tokens(
     Where it leaves none, raises `refuse(tokens of the prompt, tokens of the context)`. A prompt
     that leaves any is not cut for the sake of a `max_tokens` that is lowered anyway.
     """
-    ids = await service.encode_chat(body)
+    ids = await service.prompt_of(body)
     fits = len(ids) < service.room
     room = len(ids) if fits else service.room - (body.max_tokens or 1)
     ids = truncated(ids, body.truncate_prompt_tokens, room)
@@ -80,5 +80,5 @@ async def _cut(service: Service, body: ChatRequest, start: int) -> Fitted:
     before = [m for m in body.messages[:start] if m.role in ("system", "developer")]
     kept = [*before, *body.messages[start:]]
     shorter = body.model_copy(update={"messages": kept})
-    ids = await service.encode_chat(shorter)
+    ids = await service.prompt_of(shorter)
     return Fitted(shorter, ids, len(body.messages) - len(kept))

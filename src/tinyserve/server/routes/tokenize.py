@@ -134,7 +134,7 @@ async def _ids(service: Service, body: TokenizeRequest) -> list[int]:
         )
     fields = {name: getattr(body, name) for name in _CHAT_FIELDS}
     chat = as_chat_request({k: v for k, v in fields.items() if v is not None})
-    return await service.encode_chat(chat)
+    return await service.prompt_of(chat)
 
 
 def _counted(service: Service, ids: list[int]) -> dict[str, Any]:

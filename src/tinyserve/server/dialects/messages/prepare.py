@@ -41,7 +41,7 @@ async def prepare(service: Service, body: MessagesRequest, client: str) -> Prepa
 async def num_prompt_tokens(service: Service, body: CountRequest) -> int:
     """How long the prompt is. Raises RequestError naming the field."""
     with renamed(_NAMES):
-        return len(await service.encode_chat(as_chat_request(_fields(service, body))))
+        return len(await service.prompt_of(as_chat_request(_fields(service, body))))
 
 
 async def _prepared(service: Service, body: MessagesRequest, client: str) -> Prepared:

@@ -45,7 +45,7 @@ async def num_prompt_tokens(service: Service, body: ResponsesRequest) -> int:
     refuse_unserved(body)
     with renamed(own_names(body, _NAMES)):
         chat = _chat_request(service, body, read_tools(body.tools))
-        return len(await service.encode_chat(chat))
+        return len(await service.prompt_of(chat))
 
 
 async def _prepared(service: Service, body: ResponsesRequest, client: str) -> Prepared:
