@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyserve.engine.build import Engine
+from tinyserve.server.body import as_chat_request
 from tinyserve.server.chat import chat_context
 from tinyserve.server.choice_reader import ChoiceReader
 from tinyserve.server.deltas import Delta, ScoredToken
 from tinyserve.server.dialects.content_blocks import BlockReader, Kind
-from tinyserve.server.protocol import as_chat_request
 from tinyserve.server.writer import Identity
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'

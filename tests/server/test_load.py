@@ -19,10 +19,10 @@ from tinyserve.bench.load_torture import Load, Outcome, answers_alone, broken, c
 from tinyserve.bench.watch import resident_mib, slope
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import build_engine
+from tinyserve.server.body import as_chat_request
 from tinyserve.server.chat import prompt_size
 from tinyserve.server.gate import Gate
 from tinyserve.server.json_text import in_pieces, to_json
-from tinyserve.server.protocol import as_chat_request
 from tinyserve.server.service import INLINE_CHARACTERS
 
 

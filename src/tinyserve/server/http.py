@@ -18,7 +18,7 @@ ANSWER_ID = "tinyserve.answer_id"  # key in the scope: the answer's id, once the
 BODY_TIMEOUT_S = 60.0  # for a body to arrive, whatever its size
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def body_bytes(request: Request, limit: int) -> bytes:
     """The bytes of a JSON request's body, chunked or not; they are parsed elsewhere.
 
     Raises HTTPError 415, 413 or 408, ClientGoneError.

@@ -1,24 +1,16 @@
-"""What a client may send: the request bodies, strictly typed.
+"""The bodies of OpenAI's two older APIs, completions and chat, strictly typed.
 
-Nothing is coerced ("false" is not a boolean, 1.5 is not a count, NaN is not a number). Unknown
-fields are kept apart so that they can be logged; of those, what this version does not serve is
-refused by name, never ignored. An explicit null means the same as leaving the field out.
+Nothing is coerced ("false" is not a boolean, 1.5 is not a count, NaN is not a number). An explicit
+null means the same as leaving the field out. Unknown fields are kept apart (`model_extra`).
+`ChatRequest` is also what the bodies of the other chat APIs are translated to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    ValidationError,
-    WithJsonSchema,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
-from tinyserve.errors import RequestError
 from tinyserve.server.extensions import FAST, Extensions
 
 # Request fields that go straight into SamplingParams under their own name.
@@ -194,124 +186,3 @@ class ChatRequest(GenerationRequest):
         if self.num_logprobs is not None:
             fields["logprobs"] = self.num_logprobs
         return fields
-
-
-Body = TypeVar("Body", bound=GenerationRequest)
-Model = TypeVar("Model", bound=BaseModel)
-
-_UNION_TAGS = {"str", "int", "float", "bool", "dict", "list"}
-
-
-def parse_body(kind: type[Body], body: bytes) -> Body:
-    """A completion or chat request. Raises as `read_model`, and for what is not served here."""
-    request = read_model(kind, body)
-    _refuse_unserved(request.model_extra or {})
-    return request
-
-
-def read_model(kind: type[Model], body: bytes) -> Model:
-    """A body of any kind, typed; RequestError names the first field at fault."""
-    try:
-        return kind.model_validate_json(body)
-    except ValidationError as error:
-        raise _request_error(error, body) from None
-
-
-def as_chat_request(fields: Mapping[str, Any]) -> ChatRequest:
-    """The ChatRequest that another protocol's body stands for; checked as `parse_body` does."""
-    try:
-        request = ChatRequest.model_validate(dict(fields))
-    except ValidationError as error:
-        raise _request_error(error) from None
-    _refuse_unserved(request.model_extra or {})
-    return request
-
-
-_BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
-
-
-def _request_error(error: ValidationError, body: bytes = b"") -> RequestError:
-    errors = error.errors(include_url=False, include_context=False, include_input=False)
-    # Of the members of a union, the one that went deepest is what the client meant.
-    same_field = [e for e in errors if e["loc"][:1] == errors[0]["loc"][:1]]
-    first = max(same_field, key=lambda e: len(e["loc"]))
-    path = [p for p in first["loc"] if not _is_union_tag(p)]
-    param = _spell(path)
-    message = first["msg"].removeprefix("Value error, ")
-    if first["type"] == "json_invalid":
-        reason = message.removeprefix("Invalid JSON: ")
-        if not body.strip():
-            reason = "it is empty"
-        elif body.startswith(_BYTE_ORDER_MARKS):
-            reason = "it begins with a byte order mark; send UTF-8 without one"
-        return RequestError(f"The request body is not valid JSON: {reason}", code="invalid_json")
-    if not path:
-        return RequestError("The request body must be a JSON object")
-    return RequestError(f"{param}: {message}", param=param, code="invalid_type")
-
-
-def _spell(path: Sequence[int | str]) -> str:
-    """messages[0].content"""
-    return "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in path).removeprefix(".")
-
-
-def _is_union_tag(part: int | str) -> bool:
-    return isinstance(part, str) and (part in _UNION_TAGS or "[" in part)
-
-
-# Fields of the OpenAI API and of other servers that change the answer and are not served here, each
-# with the value that turns it off. A request with any other value is refused.
-_UNSERVED: dict[str, Any] = {
-    "use_beam_search": False, "num_beams": 1, "best_of": 1, "structural_tag": None,
-    "typical_p": 1, "tfs_z": 1, "top_a": 0, "mirostat": 0, "dynatemp_range": 0,
-    "dry_multiplier": 0, "xtc_probability": 0, "stop_regex": None, "prompt_embeds": None,
-    "logits_processors": None, "custom_logit_processor": None, "lora_path": None,
-    "lora": None, "lora_request": None, "adapters": None, "adapter_id": None,
-    "top_n_sigma": -1, "t_max_predict_ms": -1, "documents": None, "thinking_token_budget": None,
-    "no_repeat_ngram_size": 0, "smoothing_factor": 0, "epsilon_cutoff": 0, "eta_cutoff": 0,
-    "penalty_alpha": 0, "mirostat_mode": 0, "guidance_scale": 1, "cfg_scale": 1,
-    "negative_prompt": None,
-}  # fmt: skip
-
-# What other APIs and servers call a field of these. A limit, a constraint or an instruction that is
-# ignored is worse than none.
-_CALLED_OTHERWISE = {
-    "functions": "tools", "function_call": "tool_choice", "stop_sequences": "stop",
-    "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens",
-    "max_new_tokens": "max_tokens", "n_predict": "max_tokens", "num_predict": "max_tokens",
-    "max_tokens_to_sample": "max_tokens", "min_new_tokens": "min_tokens",
-    "repeat_penalty": "repetition_penalty", "num_return_sequences": "n", "n_probs": "logprobs",
-    "stop_strings": "stop", "stopping_strings": "stop", "ban_eos_token": "ignore_eos",
-    "text": "response_format", "output_format": "response_format", "format": "response_format",
-    "response_schema": "response_format", "regex_pattern": "regex", "grammar_string": "grammar",
-    "system": "a system message", "instructions": "a system message",
-}  # fmt: skip
-_OFF: dict[str, Any] = {"repeat_penalty": 1, "function_call": "none", "num_return_sequences": 1}
-
-
-def _refuse_unserved(extra: Mapping[str, Any]) -> None:
-    """Raise RequestError where a field asks for what this version cannot do."""
-    for name, nothing in _UNSERVED.items():
-        if extra.get(name) and extra[name] != nothing:
-            raise RequestError(f"{name} is not supported here", param=name)
-    for name, ours in _CALLED_OTHERWISE.items():
-        if extra.get(name) and extra[name] != _OFF.get(name):
-            raise RequestError(f"{name} is not known here: send {ours} instead", param=name)
-    for name, value in extra.items():
-        if name.startswith("guided_") and value is not None:  # a constraint, or an option of one
-            raise RequestError(f"{name} is not known to this server", param=name)
-    modalities = extra.get("modalities")
-    if modalities is not None and modalities != ["text"]:
-        raise RequestError("modalities: only ['text'] is supported", param="modalities")
-    for name in ("audio", "web_search_options"):
-        if extra.get(name):
-            raise RequestError(f"{name} is not supported by this server", param=name)
-
-
-KNOWN_AND_HARMLESS = frozenset(
-    {
-        "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-        "prompt_cache_retention", "verbosity", "prediction", "modalities",
-        "functions", "function_call",
-    }
-)  # fmt: skip

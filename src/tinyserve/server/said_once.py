@@ -6,7 +6,7 @@ import itertools
 import logging
 from collections.abc import Set
 
-from tinyserve.server.protocol import KNOWN_AND_HARMLESS
+from tinyserve.server.foreign_fields import KNOWN_AND_HARMLESS
 
 logger = logging.getLogger("tinyserve.server")
 

@@ -13,10 +13,10 @@ from starlette.responses import Response
 
 from tinyserve.errors import RequestError
 from tinyserve.server.answer import json_response
+from tinyserve.server.body import as_chat_request, read_body
 from tinyserve.server.endpoints import Endpoints
 from tinyserve.server.extensions import FAST
-from tinyserve.server.http import read_body
-from tinyserve.server.protocol import ChatRequest, as_chat_request, parse_body, read_model
+from tinyserve.server.protocol import ChatRequest
 from tinyserve.server.service import Service
 from tinyserve.server.state import ServerState
 from tinyserve.text.tokenizer import Tokenizer
@@ -63,13 +63,11 @@ class DetokenizeRequest(BaseModel):
 
 
 def add_routes(routes: Endpoints, state: ServerState) -> None:
-    limit = state.config.max_body_size
-
     @routes.post("/v1/tokenize", body=TokenizeRequest)
     @routes.post("/tokenize", body=TokenizeRequest)
     async def tokenize(request: Request) -> Response:
         service, _ = state.ready()
-        body = read_model(TokenizeRequest, await read_body(request, limit))
+        body = await read_body(request, TokenizeRequest)
         service.resolve_model(body.model)
         ids = await _ids(service, body)
         label = service.engine.intake.tokenizer.token_label
@@ -80,7 +78,7 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
     @routes.post("/detokenize", body=DetokenizeRequest)
     async def detokenize(request: Request) -> Response:
         service, _ = state.ready()
-        body = read_model(DetokenizeRequest, await read_body(request, limit))
+        body = await read_body(request, DetokenizeRequest)
         service.resolve_model(body.model)
         _check_ids(body.tokens, service.engine.intake.limits.vocab_size)
         decode = service.engine.intake.tokenizer.decode
@@ -109,7 +107,7 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
     async def render(request: Request) -> Response:
         """The prompt of a chat request, as the model would read it."""
         service, _ = state.ready()
-        body = parse_body(ChatRequest, await read_body(request, limit))
+        body = await read_body(request, ChatRequest)
         ids = await service.truncated_prompt(body)
         decode = service.engine.intake.tokenizer.decode
         text = await service.off_loop_if(len(ids), lambda: decode(ids, skip_special_tokens=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tinyserve.errors import ContextLengthError
+from tinyserve.server.body import as_chat_request
 from tinyserve.server.chat import ChatContext
 from tinyserve.server.dialects.extra_fields import own_names, passed_on
 from tinyserve.server.dialects.fitting import with_lower_max_tokens
@@ -23,7 +24,6 @@ from tinyserve.server.dialects.messages.body import (
 from tinyserve.server.dialects.messages.input import read_conversation
 from tinyserve.server.dialects.messages.writer import MessageWriter
 from tinyserve.server.errors import renamed
-from tinyserve.server.protocol import as_chat_request
 from tinyserve.server.service import Prepared, Service
 from tinyserve.server.writer import Writer
 

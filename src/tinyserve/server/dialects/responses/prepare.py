@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tinyserve.server.body import as_chat_request
 from tinyserve.server.chat import ChatContext
 from tinyserve.server.dialects.extra_fields import own_names, passed_on
 from tinyserve.server.dialects.fitting import as_it_is, without_oldest
@@ -19,7 +20,7 @@ from tinyserve.server.dialects.responses.object import ResponseObject
 from tinyserve.server.dialects.responses.tools import ToolSet, read_choice, read_tools
 from tinyserve.server.dialects.responses.writer import ResponseWriter
 from tinyserve.server.errors import renamed
-from tinyserve.server.protocol import ChatRequest, as_chat_request
+from tinyserve.server.protocol import ChatRequest
 from tinyserve.server.service import Prepared, Service
 from tinyserve.server.writer import Writer
 
