@@ -38,6 +38,19 @@ def at_most(limit: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def string_or(kind: type, words: str) -> BeforeValidator:
+    """Accepts a string, a `kind` (`words` in the error) or null. The error of pydantic's own union
+    would name each member by a path of its own.
+    """
+
+    def check(value: Any) -> Any:
+        if value is None or isinstance(value, str | kind):
+            return value
+        raise ValueError(f"must be a string or {words}")
+
+    return BeforeValidator(check)
+
+
 def _one_or_many_strings(value: Any) -> Any:
     if value is None or isinstance(value, str):
         return value

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
-from tinyserve.server.extensions import FAST, Extensions
+from tinyserve.server.extensions import FAST, Extensions, string_or
 
 # Request fields that go straight into SamplingParams under their own name.
 SAMPLING_FIELDS = (
@@ -125,20 +125,13 @@ class CompletionRequest(GenerationRequest):
         return fields
 
 
-def _content(value: Any) -> Any:
-    """A union in words a client understands; pydantic's own would name each member."""
-    if value is None or isinstance(value, str | list):
-        return value
-    raise ValueError("must be a string or a list of content parts")
-
-
 class ChatMessage(BaseModel):
     """One message of a conversation. `text.normalise` checks what its parts may be."""
 
     model_config = ConfigDict(defer_build=True, strict=True, extra="allow")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[str | list[Any] | None, BeforeValidator(_content)] = None
+    content: Annotated[str | list[Any] | None, string_or(list, "a list of content parts")] = None
     name: str | None = None
     tool_calls: Annotated[list[dict[str, Any]], FAST] | None = None
     tool_call_id: str | None = None
@@ -149,18 +142,12 @@ class ChatMessage(BaseModel):
         return {k: v for k, v in self.model_dump().items() if v is not None}
 
 
-def _tool_choice(value: Any) -> Any:
-    if value is None or isinstance(value, str | dict):
-        return value
-    raise ValueError("must be a string or an object")
-
-
 class ChatRequest(GenerationRequest):
     """`POST /v1/chat/completions`. `text.tool_use` checks what `tools` hold."""
 
     messages: Annotated[list[ChatMessage], FAST]
     tools: Annotated[list[dict[str, Any]], FAST] | None = None
-    tool_choice: Annotated[str | dict[str, Any] | None, BeforeValidator(_tool_choice)] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, string_or(dict, "an object")] = None
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None

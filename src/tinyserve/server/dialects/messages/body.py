@@ -9,20 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 
 from tinyserve.errors import RequestError
 from tinyserve.server.dialects.extra_fields import refuse_unshown
 from tinyserve.server.dialects.function_tool import function_tool
 from tinyserve.server.dialects.json_node import Node
-from tinyserve.server.extensions import FAST, Extensions
-
-
-def _text_or_blocks(value: Any) -> Any:
-    if value is None or isinstance(value, str | list):
-        return value
-    raise ValueError("must be a string or a list of content blocks")
-
+from tinyserve.server.extensions import FAST, Extensions, string_or
 
 # This API's own range; `check` refuses what is beyond it.
 _TEMPERATURE: dict[str, Any] = {
@@ -37,7 +30,7 @@ class CountRequest(BaseModel):
 
     model: str | None = None
     messages: list[Any]
-    system: Annotated[str | list[Any] | None, BeforeValidator(_text_or_blocks)] = None
+    system: Annotated[str | list[Any] | None, string_or(list, "a list of content blocks")] = None
     tools: list[Any] | None = None
     tool_choice: dict[str, Any] | None = None
     thinking: dict[str, Any] | None = None

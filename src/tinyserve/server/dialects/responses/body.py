@@ -10,12 +10,10 @@ from __future__ import annotations
 import base64
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator
-
 from tinyserve.errors import RequestError
 from tinyserve.server.dialects.extra_fields import refuse_unshown
 from tinyserve.server.dialects.json_node import Node
-from tinyserve.server.extensions import FAST, Extensions, at_most
+from tinyserve.server.extensions import FAST, Extensions, at_most, string_or
 
 # Members of `include`.
 LOGPROBS = "message.output_text.logprobs"
@@ -24,29 +22,17 @@ SEALED_REASONING = "reasoning.encrypted_content"
 _SEAL = "tinyserve:"
 
 
-def _text_or_items(value: Any) -> Any:
-    if value is None or isinstance(value, str | list):
-        return value
-    raise ValueError("must be a string or a list of items")
-
-
-def _text_or_object(value: Any) -> Any:
-    if value is None or isinstance(value, str | dict):
-        return value
-    raise ValueError("must be a string or an object")
-
-
 class ResponsesRequest(Extensions):
     """`POST /v1/responses`. Unknown fields go on to the chat request, which may know them."""
 
     model: str | None = None
-    input: Annotated[str | list[Any] | None, BeforeValidator(_text_or_items)] = None
+    input: Annotated[str | list[Any] | None, string_or(list, "a list of items")] = None
     instructions: str | None = None
     stream: bool | None = None
     store: bool | None = None
     background: bool | None = None
     previous_response_id: str | None = None
-    conversation: Annotated[str | dict[str, Any] | None, BeforeValidator(_text_or_object)] = None
+    conversation: Annotated[str | dict[str, Any] | None, string_or(dict, "an object")] = None
     prompt: dict[str, Any] | None = None
 
     max_output_tokens: int | None = None
@@ -60,7 +46,7 @@ class ResponsesRequest(Extensions):
     truncation: Literal["auto", "disabled"] | None = None
 
     tools: list[Any] | None = None
-    tool_choice: Annotated[str | dict[str, Any] | None, BeforeValidator(_text_or_object)] = None
+    tool_choice: Annotated[str | dict[str, Any] | None, string_or(dict, "an object")] = None
     parallel_tool_calls: bool | None = None
 
     metadata: Annotated[dict[str, str] | None, at_most(1000)] = None
