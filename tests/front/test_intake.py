@@ -65,8 +65,8 @@ def test_bad_words_with_and_without_a_space(intake: Intake) -> None:
 
 def test_text_is_made_anew_for_each_choice(intake: Intake) -> None:
     request = intake.request("r", [65], SamplingParams(stop=["b"], n=2))
-    assert request.text is not None
-    first, second = request.text(), request.text()
+    assert request.new_text is not None
+    first, second = request.new_text(), request.new_text()
     a, b = tokenizer().encode("a")[0], tokenizer().encode("b")[0]
     assert first.push(a, True) == "a"
     assert (first.push(b, True), first.stop_hit) == ("", "b")

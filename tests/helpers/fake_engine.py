@@ -274,10 +274,10 @@ class FakeEngine:
             arrival=float(self.num_added),
             cache_salt=cache_salt,
             client=client,
-            text=make_text if text else None,
+            new_text=make_text if text else None,
             bad_words_ids=bad_words_ids,
             pooling=pooling,
-            grammar=grammar,
+            new_grammar=grammar,
         )
         self.core.add_request(request)
         self.num_added += 1

@@ -173,8 +173,8 @@ def text_times(requests: list[EngineRequest], outputs: list[list[RequestOutput]]
     """Seconds of each step's tokens in texts of their own."""
     texts = {}
     for request in requests:
-        assert request.text is not None
-        texts[request.request_id] = request.text()
+        assert request.new_text is not None
+        texts[request.request_id] = request.new_text()
     times = []
     for step in outputs:
         tokens = [(texts[o.request_id], token) for o in step for token in o.new_token_ids]

@@ -151,7 +151,7 @@ class Intake:
             request_id=request_id,
             prompt_token_ids=prompt_token_ids,
             params=params,
-            text=functools.partial(
+            new_text=functools.partial(
                 TextOutput,
                 self.tokenizer,
                 stops=params.stop,
@@ -163,7 +163,7 @@ class Intake:
             ),
             keeps_space=keeps_space,
             bad_words_ids=self._bad_words(params.bad_words),
-            grammar=grammar.matcher if grammar is not None else None,
+            new_grammar=grammar.matcher if grammar is not None else None,
             **extra,
         )
 

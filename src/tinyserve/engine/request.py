@@ -67,33 +67,26 @@ class TokenGrammar(Protocol):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class EngineRequest:
-    """One request of `params.n` choices over one prompt.
-
-    `priority`: lower runs first. `arrival`: `time.monotonic` when the request came, before it was
-    tokenized; earlier runs first, and ties in the order of `add_request`. `queued`: when it began
-    to wait. `cache_salt` separates prefix caches. `client`: to whom the fair policy counts it.
-    `text` makes the text output of one choice and is called once per choice; None: token ids only.
-    `bad_words_ids`: token sequences that are never completed, `params.bad_words` in the model's
-    tokens. `pooling`: make an embedding of the prompt and no token (`params.max_tokens` is 0): the
-    hidden state of its last token, or the mean over its tokens. `speculative` False: no drafts for
-    this request, whatever the engine is set to. `grammar` makes the grammar of one choice, like
-    `text`. `keeps_space`: how that text begins (`Tokenizer.detokenizer`).
-    """
+    """One request of `params.n` choices over one prompt."""
 
     request_id: str
     prompt_token_ids: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
-    priority: int = 0
+    priority: int = 0  # lower runs first
+    # `time.monotonic` when the request came, before it was tokenized. Of one priority the earlier
+    # runs first; ties go by the order of `add_request`.
     arrival: float = field(default_factory=time.monotonic)
-    queued: float = field(default_factory=time.monotonic)
-    cache_salt: str | None = None
-    client: str = ""
-    text: Callable[[], TextOutput] | None = None
-    keeps_space: bool = False
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    queued: float = field(default_factory=time.monotonic)  # when it began to wait
+    cache_salt: str | None = None  # requests share cached prefixes only under the same salt
+    client: str = ""  # whose service the fair policy counts it as
+    new_text: Callable[[], TextOutput] | None = None  # for each choice; None: token ids only
+    keeps_space: bool = False  # how the text begins; see `Tokenizer.detokenizer`
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # `params.bad_words` as the model's tokens
+    # An embedding instead of tokens (`params.max_tokens` is 0): the hidden state of the prompt's
+    # last token, or the mean over all of them.
     pooling: Pooling | None = None
-    speculative: bool = True
-    grammar: Callable[[], TokenGrammar] | None = None
+    speculative: bool = True  # False: no drafts, whatever the engine is set to
+    new_grammar: Callable[[], TokenGrammar] | None = None  # for each choice
 
 
 @dataclass(slots=True)
@@ -101,12 +94,7 @@ class RequestOutput:
     """What one step added to one choice; its last output, and only that, has a `finish_reason`.
 
     A stopping token (EOS or one of `stop_token_ids`) is the last of `new_token_ids`, and its text
-    is shown only under `include_stop_str_in_output`. `stop_reason` is the stop string, or the id of
-    `stop_token_ids`; None for EOS. `logprobs` has one entry per new token when the request asked
-    for them. `prompt_logprobs` comes once, with the first output of choice 0: one entry per prompt
-    token, the first None. `num_cached_tokens`: prompt tokens whose KV was found in the prefix
-    cache. `error` says why a choice ended with "error". `embedding` [hidden]: the pooled state
-    after the last norm, not normalised. Lengths count tokens.
+    is shown only under `include_stop_str_in_output`.
     """
 
     request_id: str
@@ -114,13 +102,14 @@ class RequestOutput:
     new_token_ids: list[int]
     new_text: str
     num_prompt_tokens: int
-    num_cached_tokens: int
-    logprobs: list[SampledToken] | None = None
+    num_cached_tokens: int  # of the prompt, whose KV was found in the prefix cache
+    logprobs: list[SampledToken] | None = None  # one per new token, if they were asked for
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None
+    stop_reason: int | str | None = None  # the stop string, or the stop token's id; None for EOS
+    # One per prompt token, the first None; with the first output of choice 0 alone.
     prompt_logprobs: list[SampledToken | None] | None = None
-    error: Exception | None = None
-    embedding: NDArray[np.float32] | None = None
+    error: Exception | None = None  # why it finished with "error"
+    embedding: NDArray[np.float32] | None = None  # [hidden], after the last norm, not normalised
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,8 @@ class Sequence:
         self.seq_id = seq_id
         self.job = job
         self.choice = choice
-        self.text = request.text() if request.text is not None else None
-        self.grammar = request.grammar() if request.grammar is not None else None
+        self.text = request.new_text() if request.new_text is not None else None
+        self.grammar = request.new_grammar() if request.new_grammar is not None else None
         self.order = (request.priority, request.arrival, seq_id)
         self.token_ids = list(job.prompt_ids)
         self.output_ids: list[int] = []
