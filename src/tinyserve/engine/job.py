@@ -26,31 +26,25 @@ SEED_MASK = 2**64 - 1
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A request, shared by its choices: everything that was settled once.
-
-    `seed` was drawn if the request had none. `max_len`: known tokens at which a choice ends, from
-    max_tokens and the context. `stop_ids` end a choice; `eos_ids` among them without a stop reason.
-    `min_banned` are masked while a choice is shorter than min_tokens. `reader` is given the rows of
-    the prompt whose logprobs or hidden states were asked for; None where none were. `fault`: why
-    the request cannot go on, found between two steps.
-    """
+    """A request, shared by its choices: everything that was settled once."""
 
     request: EngineRequest
     prompt_ids: tuple[int, ...]
-    seed: int
-    max_len: int
+    seed: int  # the request's, or else drawn
+    max_len: int  # known tokens at which a choice ends, from max_tokens and the context
     namespace: Namespace
-    eos_ids: frozenset[int]
-    stop_ids: frozenset[int]
-    min_banned: tuple[int, ...]
-    reader: PromptReader | None
+    eos_ids: frozenset[int]  # those of `stop_ids` that are no stop reason
+    stop_ids: frozenset[int]  # tokens that end a choice
+    min_banned: tuple[int, ...]  # masked while a choice is shorter than min_tokens
+    reader: PromptReader | None  # takes the prompt's logprobs or hidden states, if any are wanted
     sequences: list[Sequence] = field(default_factory=list)
     num_cached_tokens: int = 0
     has_forked: bool = False  # choices 1 .. n-1 have left choice 0
-    fault: Exception | None = None
+    fault: Exception | None = None  # why the request cannot go on, found between two steps
+    # Copies of what every token asks for, to be read without going through `request`.
     params: SamplingParams = field(init=False)
     may_ban: bool = field(init=False)  # tokens may be banned for some of its draws
-    request_id: str = field(init=False)  # what each token asks for lies here, side by side
+    request_id: str = field(init=False)
     min_tokens: int = field(init=False)
     has_logprobs: bool = field(init=False)
 

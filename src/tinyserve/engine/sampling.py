@@ -85,38 +85,29 @@ class SampleRow:
     """Everything that decides one draw, besides the logits: plain values, independent of batch and
     step.
 
-    `row` indexes the step's logits rows. `position` is the absolute position of the token drawn;
-    with `seed` and `choice` it keys the random number. `output_ids` are the tokens generated before
-    it, and `drafted_ids` the drafts after those, taken to be right. `banned_ids` are masked for
-    this draw (EOS under min_tokens, the last token of a bad word); `mask` is a packed allow-list,
-    bit i of word i // 32 (llguidance's layout). `target` set means: score this token instead of
-    drawing. `num_logprobs` None: report no logprobs. `wants_state`: draw nothing, read the row's
-    hidden state after the last norm. `draft`: the token proposed for this position, drawn from
-    `draft_probs` [vocab] or, None, certain. `wants_probs`: report the distribution that the token
-    is drawn from.
-
     A sequence that just goes on hands in the same record again: by then `row` and `position` have
-    moved and `output_ids` have grown, the rest is as it was. `prepared` is what the runner keeps
-    with it. Rows that are only read (`target`, `wants_state`) need no seed and no outputs.
+    moved and `output_ids` have grown, the rest is as it was. Rows that are only read (`target`,
+    `wants_state`) need no seed and no outputs.
     """
 
-    row: int
+    row: int  # index among the step's logits rows
     params: SamplingParams
     seed: int = 0
     choice: int = 0
+    # Absolute, of the token that is drawn. With `seed` and `choice` it keys the random number.
     position: int = 0
     prompt_ids: Sequence[int] = ()
-    output_ids: Sequence[int] = ()
-    drafted_ids: Sequence[int] = ()
-    banned_ids: tuple[int, ...] = ()
-    mask: NDArray[np.uint32] | None = None
-    target: int | None = None
-    num_logprobs: int | None = None
-    wants_state: bool = False
-    draft: int | None = None
-    draft_probs: NDArray[np.float32] | None = None
-    wants_probs: bool = False
-    prepared: Any = field(default=None, init=False)
+    output_ids: Sequence[int] = ()  # generated before it
+    drafted_ids: Sequence[int] = ()  # drafts after those, taken to be right
+    banned_ids: tuple[int, ...] = ()  # EOS under min_tokens, the last token of a bad word
+    mask: NDArray[np.uint32] | None = None  # bit i of word i // 32 allows token i (llguidance's)
+    target: int | None = None  # score this token instead of drawing one
+    num_logprobs: int | None = None  # None: report none
+    wants_state: bool = False  # draw nothing: read the hidden state after the last norm
+    draft: int | None = None  # the token proposed for this position
+    draft_probs: NDArray[np.float32] | None = None  # [vocab], its distribution; None: certain
+    wants_probs: bool = False  # report the distribution that the token is drawn from
+    prepared: Any = field(default=None, init=False)  # kept here by the runner
 
 
 def _normalise(p: SamplingParams) -> None:
