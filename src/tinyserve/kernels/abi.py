@@ -14,6 +14,7 @@ from tinyserve.kernels.ops import KVSlabs
 from tinyserve.kernels.packing import FORMATS
 
 EMBED, RMS_NORM, LINEAR, ROPE_AND_CACHE, ATTENTION, GATHER_ROWS = range(6)
+TOKENS, LOGITS = range(2)  # which rows of a step an operation computes
 
 
 class BufferStruct(c.Structure):
@@ -152,44 +153,47 @@ def load_library() -> c.CDLL:
     another version.
     """
     global _library
-    if _library is not None:
-        return _library
-    path = library_path()
-    if path is None:
-        raise OSError("the native kernels were not built (no C++ compiler at install time)")
-    library = c.CDLL(str(path))
-    sizes = (c.c_int32 * 5)()
+    if _library is None:
+        path = library_path()
+        if path is None:
+            raise OSError(
+                "the native kernels were not built (no C++ compiler at install time, or it failed)"
+            )
+        library = c.CDLL(str(path))
+        _check_version(library, path)
+        _declare(library)
+        _library = library
+    return _library
+
+
+def _check_version(library: c.CDLL, path: Path) -> None:
+    structs = (OpStruct, KVCacheStruct, StepStruct, SampleArgsStruct, SampleResultStruct)
+    sizes = (c.c_int32 * len(structs))()
     library.ts_struct_sizes(sizes)
-    ours = [
-        c.sizeof(s)
-        for s in (OpStruct, KVCacheStruct, StepStruct, SampleArgsStruct, SampleResultStruct)
-    ]
-    if list(sizes) != ours:
+    if list(sizes) != [c.sizeof(struct) for struct in structs]:
         raise OSError(f"{path} belongs to another version of tinyserve; reinstall it")
-    library.ts_program_create.restype = c.c_void_p
-    library.ts_program_create.argtypes = [
-        *(c.POINTER(OpStruct), c.c_int, c.POINTER(KVCacheStruct), c.c_int, c.c_char_p, c.c_int)
-    ]
-    library.ts_program_run.argtypes = [c.c_void_p, c.POINTER(StepStruct)]
-    library.ts_program_free.argtypes = [c.c_void_p]
-    library.ts_program_keys_read.restype = c.c_int64
-    library.ts_program_keys_read.argtypes = [c.c_void_p]
-    library.ts_sample.argtypes = [
-        *(
-            c.c_char_p,
-            c.c_int,
-            c.c_void_p,
-            c.c_int64,
-            c.c_int,
-            c.POINTER(SampleArgsStruct),
-            c.c_int,
-        ),
-        *(c.c_void_p, c.c_void_p, c.c_void_p, c.c_int),
-    ]
-    library.ts_probe.restype = c.c_int64
-    library.ts_probe.argtypes = [c.c_char_p, c.c_int, c.c_int, c.c_void_p, c.c_int64]
-    _library = library
-    return library
+
+
+def _declare(library: c.CDLL) -> None:
+    """The types of the functions, as csrc/program.cpp has them."""
+    pointer, text, number, size = c.c_void_p, c.c_char_p, c.c_int, c.c_int64
+    ops, kv, step = c.POINTER(OpStruct), c.POINTER(KVCacheStruct), c.POINTER(StepStruct)
+    draws = c.POINTER(SampleArgsStruct)
+    library.ts_program_create.restype = pointer
+    library.ts_program_create.argtypes = [ops, number, kv, number, text, number]
+    library.ts_program_run.argtypes = [pointer, step]
+    library.ts_program_free.argtypes = [pointer]
+    library.ts_program_keys_read.restype = size
+    library.ts_program_keys_read.argtypes = [pointer]
+    logits: list[Any] = [
+        pointer,
+        size,
+        number,
+    ]  # where they are, how far rows lie apart, how wide they are
+    results: list[Any] = [pointer, pointer, pointer, number]  # drawn; likeliest ids, logprobs
+    library.ts_sample.argtypes = [text, number, *logits, draws, number, *results]
+    library.ts_probe.restype = size
+    library.ts_probe.argtypes = [text, number, number, pointer, size]
 
 
 def variants() -> tuple[list[str], list[str]]:
@@ -213,7 +217,13 @@ def kv_struct(kv: KVSlabs) -> KVCacheStruct:
 
     shape = kv.layout
     return KVCacheStruct(
-        *(begin(kv.k), begin(kv.v), begin(kv.k_scale), begin(kv.v_scale)),
-        *(FORMATS[shape.dtype], shape.block_size, shape.num_layers),
-        *(shape.num_kv_heads, shape.head_dim),
+        k=begin(kv.k),
+        v=begin(kv.v),
+        k_scale=begin(kv.k_scale),
+        v_scale=begin(kv.v_scale),
+        format=FORMATS[shape.dtype],
+        block_size=shape.block_size,
+        num_layers=shape.num_layers,
+        num_kv_heads=shape.num_kv_heads,
+        head_dim=shape.head_dim,
     )

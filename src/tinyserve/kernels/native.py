@@ -51,15 +51,9 @@ class NativeBackend:
     def compile(
         self, function: Callable[[Ops], Array], kv: KVSlabs, *, max_rows: int, logits: bool = False
     ) -> Program:
-        recorder = Recorder(kv, max_rows, int(logits), bf16x2=self.bf16x2)
-        return Program(
-            recorder,
-            function(recorder),
-            kv,
-            max_rows=max_rows,
-            variant=self.variant,
-            threads=self.threads,
-        )
+        recorder = Recorder(max_rows, logits=logits, bf16x2=self.bf16x2)
+        output = function(recorder)
+        return Program(recorder, output, kv, variant=self.variant, threads=self.threads)
 
     def sample(self, logits: F32, draws: Sequence[Draw]) -> list[SampledToken]:
         call = self._sample_call

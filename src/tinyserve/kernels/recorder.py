@@ -19,8 +19,10 @@ from tinyserve.kernels.abi import (
     EMBED,
     GATHER_ROWS,
     LINEAR,
+    LOGITS,
     RMS_NORM,
     ROPE_AND_CACHE,
+    TOKENS,
     BufferStruct,
     OpStruct,
     StepStruct,
@@ -80,21 +82,20 @@ class Matrix:
 
 
 class Recorder:
-    """`Ops` that write themselves down. Buffers whose last user is recorded are reused, by
-    reference count.
+    """`Ops` that write themselves down, for steps of at most `max_rows` rows: token rows, or logits
+    rows with `logits`. A buffer that the function has let go of is used again.
 
     `bf16x2` multiplies bf16 weights by activations in two bf16 parts (csrc/gemm.h).
     """
 
-    def __init__(self, kv: KVSlabs, max_rows: int, row_space: int, *, bf16x2: bool = False) -> None:
+    def __init__(self, max_rows: int, *, logits: bool = False, bf16x2: bool = False) -> None:
+        self.max_rows = max_rows
+        self.logits = logits
         self.ops: list[OpStruct] = []
-        self.keep: list[Any] = []  # everything the program points to
-        self.nbytes = 0
-        self._kv = kv
-        self._max_rows = max_rows
-        self._row_space = row_space
+        self.keep: list[Any] = []  # everything that `ops` point to
+        self.nbytes = 0  # of all buffers
         self._bf16x2 = bf16x2
-        self._free: dict[int, list[F32]] = {}
+        self._free: dict[int, list[F32]] = {}  # by width
 
     def embed(self, table: NativeLinear) -> Array:
         out = self._matrix(table.k)
@@ -160,7 +161,7 @@ class Recorder:
         return out
 
     def _record(self, kind: int, **fields: Any) -> None:
-        self.ops.append(OpStruct(kind=kind, rows=self._row_space, **fields))
+        self.ops.append(OpStruct(kind=kind, rows=LOGITS if self.logits else TOKENS, **fields))
 
     def _matrix(self, width: int) -> Matrix:
         free = self._free.setdefault(width, [])
@@ -169,7 +170,7 @@ class Recorder:
         else:
             stride = -(-width // 16) * 16
             data = (
-                aligned_bytes(self._max_rows * stride * 4, huge=False)
+                aligned_bytes(self.max_rows * stride * 4, huge=False)
                 .view(np.float32)
                 .reshape(-1, stride)
             )
@@ -217,21 +218,18 @@ class Program:
         output: Matrix,
         kv: KVSlabs,
         *,
-        max_rows: int,
         variant: str,
         threads: int,
     ) -> None:
         self.output = output
         self.nbytes = recorder.nbytes
         self.cascade = True
-        self._recorder = recorder
-        self._kv = kv
+        self._recorder, self._kv = recorder, kv  # what the operations point to must stay
         self._result = output.data[:0, : output.width]
-        self._logits = bool(recorder.ops and recorder.ops[0].rows)
         self._library = load_library()
         ops = (OpStruct * len(recorder.ops))(*recorder.ops)
         handle = self._library.ts_program_create(
-            ops, len(ops), kv_struct(kv), max_rows, variant.encode(), threads
+            ops, len(ops), kv_struct(kv), recorder.max_rows, variant.encode(), threads
         )
         if not handle:
             raise MemoryError("the native back end could not create its program")
@@ -244,7 +242,7 @@ class Program:
         if step is None:
             step = batch.prepared = _step_of(batch)
         step.cascade = self.cascade
-        rows = step.num_logits if self._logits else step.num_tokens
+        rows = step.num_logits if self._recorder.logits else step.num_tokens
         assert rows <= len(self.output.data), "more rows than the program was compiled for"
         self._library.ts_program_run(self._handle, step)
         if rows != len(self._result):
