@@ -14,9 +14,9 @@ from typing import Any
 
 from tinyserve.kv.block_table import BlockTable
 from tinyserve.kv.manager import KVManager
-from tinyserve.kv.prefix_cache import HashBlock, cache_namespace, hash_block
+from tinyserve.kv.prefix_cache import HashBlock, hash_block
 
-Slot = tuple[int, tuple[int, ...], object]  # position, the tokens up to it, namespace
+Slot = tuple[int, tuple[int, ...], object]  # position, the tokens up to it, salt
 
 
 @dataclass(eq=False)
@@ -87,7 +87,7 @@ class KVModel:
         self.touched: set[Owner] = set()  # planned or opened by this step
 
     def new(self, tokens: Sequence[int], salt: str | None = None) -> Owner:
-        owner = Owner(list(tokens), BlockTable(cache_namespace(salt=salt)))
+        owner = Owner(list(tokens), BlockTable(salt))
         self.owners.append(owner)
         return owner
 
@@ -190,7 +190,7 @@ class KVModel:
         return owner
 
     def _slot(self, owner: Owner, position: int) -> Slot:
-        return position, tuple(owner.tokens[: position + 1]), owner.table.namespace
+        return position, tuple(owner.tokens[: position + 1]), owner.table.salt
 
 
 OPERATIONS = ["new", "open", "swap", "drop", "free", "fork", "clear", *["write"] * 3, *["end"] * 2]

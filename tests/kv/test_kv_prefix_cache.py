@@ -8,14 +8,14 @@ import pytest
 from helpers.kv_model import KVModel, snapshot
 
 from tinyserve.kv.block_table import BlockTable
-from tinyserve.kv.prefix_cache import PrefixCache, cache_namespace
+from tinyserve.kv.prefix_cache import PrefixCache
 
 PROMPT = list(range(12))  # three blocks of four
 
 
 def hits(model: KVModel, tokens: Sequence[int], salt: str | None = None) -> int:
     """How many tokens a newcomer with `tokens` would find computed. Changes nothing."""
-    table = BlockTable(cache_namespace(salt=salt))
+    table = BlockTable(salt)
     return len(model.kv._hits(table, tokens)) * model.block_size
 
 
@@ -62,35 +62,15 @@ def test_partial_blocks_are_never_found() -> None:
 
 
 @pytest.mark.parametrize("salt", ["x", "y"])
-def test_namespaces_do_not_meet(salt: str) -> None:
+def test_salts_do_not_meet(salt: str) -> None:
     model = KVModel()
     model.free(model.compute(PROMPT, salt="x"))
     assert hits(model, PROMPT) == 0
     assert hits(model, PROMPT, salt) == (8 if salt == "x" else 0)
 
 
-def test_an_adapter_and_a_salt_of_the_same_name_differ() -> None:
-    """PFX-03: keys are tagged by kind."""
-    spaces = [
-        cache_namespace(),
-        cache_namespace(lora="S"),
-        cache_namespace(salt="S"),
-        cache_namespace(lora="S", salt="S"),
-        cache_namespace(lora="salt", salt="S"),
-    ]
-    assert len(set(spaces)) == len(spaces)
-    model = KVModel()
-    owner = model.new(PROMPT)
-    owner.table.namespace = cache_namespace(lora="S")
-    model.open(owner)
-    model.write(owner)
-    model.step_end()
-    model.free(owner)
-    assert hits(model, PROMPT, salt="S") == 0
-
-
 def test_colliding_hashes_cost_a_miss_and_never_a_wrong_block() -> None:
-    """PFX-04: tokens, parent and namespace are compared on a hit."""
+    """PFX-04: tokens, parent and salt are compared on a hit."""
 
     def constant(parent: Hashable, tokens: Sequence[int]) -> Hashable:
         return 0

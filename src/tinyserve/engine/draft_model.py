@@ -160,7 +160,7 @@ class DraftModelProposer:
         tokens = seq.token_ids
         shadow = self._shadows.get(seq.seq_id)
         while shadow is None:
-            table = BlockTable(seq.table.namespace)
+            table = BlockTable(seq.table.salt)
             num_known = self._kv.open(table, tokens)
             if num_known is not None:
                 shadow = self._shadows[seq.seq_id] = Shadow(table, num_known)

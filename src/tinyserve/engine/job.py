@@ -15,8 +15,6 @@ from tinyserve.engine.prompt_rows import PromptReader, reader_of
 from tinyserve.engine.request import EngineRequest
 from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import RequestError
-from tinyserve.kv.block_table import Namespace
-from tinyserve.kv.prefix_cache import cache_namespace
 
 if TYPE_CHECKING:
     from tinyserve.engine.sequence import Sequence
@@ -32,7 +30,6 @@ class Job:
     prompt_ids: tuple[int, ...]
     seed: int  # the request's, or else drawn
     max_len: int  # known tokens at which a choice ends, from max_tokens and the context
-    namespace: Namespace
     eos_ids: frozenset[int]  # those of `stop_ids` that are no stop reason
     stop_ids: frozenset[int]  # tokens that end a choice
     min_banned: tuple[int, ...]  # masked while a choice is shorter than min_tokens
@@ -93,7 +90,6 @@ def job_of(request: EngineRequest, limits: ModelLimits, eos_token_ids: tuple[int
         prompt_ids=prompt_ids,
         seed=(secrets.randbits(64) if params.seed is None else params.seed) & SEED_MASK,
         max_len=len(prompt_ids) + limits.max_tokens(len(prompt_ids), params),
-        namespace=cache_namespace(salt=request.cache_salt),
         eos_ids=eos_ids,
         stop_ids=stop_ids,
         min_banned=tuple(sorted(stop_ids)) if params.min_tokens else (),

@@ -63,7 +63,7 @@ class Sequence:
         self.output_ids: list[int] = []
         self.num_computed = 0
         self.num_dropped = 0  # tokens whose KV its latest preemption gave up
-        self.table = BlockTable(job.namespace)
+        self.table = BlockTable(request.cache_salt)
         self.status = Status.WAITING
         self.finish_reason: FinishReason | None = None
         self.was_admitted = False

@@ -12,28 +12,28 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-Namespace = tuple[tuple[str, str], ...]  # (kind, value) pairs; see prefix_cache.cache_namespace
-
 
 class BlockTable:
-    """Ordered blocks of one sequence. Compared by identity."""
+    """Ordered blocks of one sequence. Compared by identity. Cached blocks are shared only between
+    tables of the same `salt`.
+    """
 
     __slots__ = (
         "_ids",
         "blocks",
         "host_slots",
         "keys",
-        "namespace",
         "num_published",
         "num_saved",
         "publishing",
+        "salt",
         "tail_ids",
         "tail_start",
         "tail_stop",
     )
 
-    def __init__(self, namespace: Namespace = ()) -> None:
-        self.namespace = namespace
+    def __init__(self, salt: str | None = None) -> None:
+        self.salt = salt
         self.blocks: list[int] = []
         self.host_slots: list[int] = []  # where a swap-out put blocks 0, 1, ...
         self.num_saved = 0  # tokens whose KV is in `host_slots`

@@ -182,7 +182,7 @@ class KVManager:
         """
         num_full = num_computed // self.block_size
         assert not self.is_caching or not table.publishing or table.num_published == num_full
-        child = BlockTable(table.namespace)
+        child = BlockTable(table.salt)
         child.blocks = table.blocks[: self.blocks_for(num_computed)]
         child.keys = table.keys[:num_full]
         child.num_published = table.num_published
@@ -299,9 +299,9 @@ class KVManager:
         parent = self._cache.entry_of(table.blocks[index - 1]) if index else None
         content = tuple(tokens[index * size : (index + 1) * size])
         key = table.keys[index]
-        found = self._cache.find(key, parent, content, table.namespace)
+        found = self._cache.find(key, parent, content, table.salt)
         if found is None:
-            entry = CachedBlock(block, key, parent, content, table.namespace)
+            entry = CachedBlock(block, key, parent, content, table.salt)
             return self._cache.publish(entry)
         if found.block != block:
             self._acquire(found.block)
@@ -359,5 +359,5 @@ class KVManager:
             if entry is not None:
                 assert entry.parent is parent, "a table's published blocks are not one chain"
                 assert entry.key == table.keys[index]
-                assert entry.namespace == table.namespace
+                assert entry.salt == table.salt
             parent = entry

@@ -3,9 +3,9 @@
 Owns the map from a hash to a published block, and the list of published blocks without an owner
 ("parked"). Knows no sequences and counts no references. A block's key chains over its prefix:
 
-    key(block i) = hash(key(block i-1), tokens of block i);  key(-1) = hash(namespace)
+    key(block i) = hash(key(block i-1), tokens of block i);  key(-1) = hash(salt)
 
-and a hit is believed only after the tokens, the parent block and the namespace were compared, so a
+and a hit is believed only after the tokens, the parent block and the salt were compared, so a
 colliding hash costs a miss and never a wrong block.
 
 Invariant: an owner of a block also owns the block's parent. Therefore a parent is parked later than
@@ -19,18 +19,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from tinyserve.kv.block_table import BlockTable, Namespace
+from tinyserve.kv.block_table import BlockTable
 
 HashBlock = Callable[[Hashable, Sequence[int]], Hashable]
-
-
-def cache_namespace(*, lora: str | None = None, salt: str | None = None) -> Namespace:
-    """What separates caches besides tokens. Tagged by kind: an adapter "x" is not a salt "x".
-
-    `lora` identifies the loaded weights (name and load generation), not merely the adapter's name.
-    """
-    kinds = (("lora", lora), ("salt", salt))
-    return tuple((kind, value) for kind, value in kinds if value is not None)
 
 
 def hash_block(parent: Hashable, tokens: Sequence[int]) -> Hashable:
@@ -46,7 +37,7 @@ class CachedBlock:
     key: Hashable
     parent: CachedBlock | None
     tokens: tuple[int, ...]
-    namespace: Namespace
+    salt: str | None
 
 
 class PrefixCache:
@@ -71,7 +62,7 @@ class PrefixCache:
     ) -> None:
         """Memoise the chained keys of the first `num_blocks` blocks of `tokens` in the table."""
         keys = table.keys
-        parent: Hashable = keys[-1] if keys else self._hash(table.namespace, ())
+        parent: Hashable = keys[-1] if keys else self._hash(table.salt, ())
         for index in range(len(keys), num_blocks):
             parent = self._hash(parent, tokens[index * block_size : (index + 1) * block_size])
             keys.append(parent)
@@ -81,7 +72,7 @@ class PrefixCache:
         key: Hashable,
         parent: CachedBlock | None,
         tokens: Sequence[int],
-        namespace: Namespace,
+        salt: str | None,
     ) -> CachedBlock | None:
         """The published block with exactly this content, or None."""
         entry = self._by_key.get(key)
@@ -89,7 +80,7 @@ class PrefixCache:
             entry is None
             or entry.parent is not parent
             or entry.tokens != tuple(tokens)
-            or entry.namespace != namespace
+            or entry.salt != salt
         ):
             return None
         return entry
@@ -106,7 +97,7 @@ class PrefixCache:
         entry: CachedBlock | None = None
         for index in range(max_blocks):
             content = tokens[index * block_size : (index + 1) * block_size]
-            entry = self.find(table.keys[index], entry, content, table.namespace)
+            entry = self.find(table.keys[index], entry, content, table.salt)
             if entry is None:
                 break
             run.append(entry)
