@@ -14,7 +14,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,6 @@ import pytest
 if TYPE_CHECKING:
     from openai import OpenAI
 
-STOP_TIMEOUT_S = 20
 LOG_LINES = 40  # shown when the server does not start
 PORT_TRIES = 3
 # The server reads a pipe whose other end is the test run's: however that ends, killed or not, so
@@ -93,6 +91,8 @@ def tinyserve_server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[TinyserveServer]:
     """A running tinyserve, started once for the session; see `TinyserveServer`."""
+    from tinyserve.bench.served import unproxied
+
     config = request.config
     model = config.getoption("--tinyserve-model") or config.getini("tinyserve_model")
     log_path = tmp_path_factory.mktemp("tinyserve") / "server.log"
@@ -105,8 +105,9 @@ def tinyserve_server(
     except StartError as error:
         pytest.fail(str(error), pytrace=False)
     try:
-        _, models = _get(url, "/v1/models", timeout_s=30)
-        yield TinyserveServer(url, json.loads(models)["data"][0]["id"], log_path)
+        with unproxied(f"{url}/v1/models", timeout=30) as answer:
+            name = json.load(answer)["data"][0]["id"]
+        yield TinyserveServer(url, name, log_path)
     finally:
         stop_server(process)
 
@@ -118,8 +119,10 @@ def start_server(
 
     Raises StartError.
     """
+    from tinyserve.bench.served import becomes_healthy, free_port
+
     for attempt in range(1, PORT_TRIES + 1):
-        port = _free_port()
+        port = free_port()
         url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-c", PROGRAM, "serve", *arguments]
         command += ["--host", "127.0.0.1", "--port", str(port)]
@@ -127,61 +130,32 @@ def start_server(
             process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=_environment()
             )
+        is_ready = False
         try:
-            _wait_until_ready(process, url, log_path, timeout_s)
+            is_ready = becomes_healthy(url, process, timeout_s)
+            code = process.poll()
+        finally:
+            if not is_ready:
+                stop_server(process)
+        if is_ready:
             return process, url
-        except BaseException as error:
-            stop_server(process)
-            was_taken = isinstance(error, StartError) and "cannot listen on" in str(error)
-            if not was_taken or attempt == PORT_TRIES:  # somebody was faster
-                raise
+        how = (
+            f"did not start in {timeout_s:g} s" if code is None else f"ended with exit code {code}"
+        )
+        printed = _tail(log_path)
+        was_taken = "cannot listen on" in printed  # by somebody faster
+        if not was_taken or attempt == PORT_TRIES:
+            raise StartError(f"tinyserve {how}\n{printed}")
     raise AssertionError("unreachable")
 
 
 def stop_server(process: subprocess.Popen[bytes]) -> None:
-    """Let it end by itself; if it will not, end it."""
-    process.terminate()
+    """End it, by force if need be."""
+    from tinyserve.bench.served import end
+
     if process.stdin is not None:
-        process.stdin.close()
-    try:
-        process.wait(STOP_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-
-
-def _wait_until_ready(
-    process: subprocess.Popen[bytes], url: str, log_path: Path, timeout_s: float
-) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not _is_healthy(url):
-        code = process.poll()
-        if code is not None:
-            raise StartError(f"tinyserve ended with exit code {code}\n{_tail(log_path)}")
-        if time.monotonic() > deadline:
-            raise StartError(f"tinyserve did not start in {timeout_s:g} s\n{_tail(log_path)}")
-        time.sleep(0.02)
-
-
-def _is_healthy(url: str) -> bool:
-    try:
-        status, _ = _get(url, "/health", timeout_s=5)
-    except OSError:  # nobody listens yet
-        return False
-    return status == 200
-
-
-def _get(url: str, path: str, *, timeout_s: float) -> tuple[int, bytes]:
-    """The status and the body of an answer, without the shell's proxies."""
-    import http.client
-
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=timeout_s)
-    try:
-        connection.request("GET", path)
-        response = connection.getresponse()
-        return response.status, response.read()
-    finally:
-        connection.close()
+        process.stdin.close()  # which it takes for the end of the test run
+    end(process)
 
 
 def _environment() -> dict[str, str]:
@@ -190,15 +164,6 @@ def _environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if not name.startswith("TINYSERVE_") or name in KEPT_VARIABLES
     }
-
-
-def _free_port() -> int:
-    import socket
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def _tail(log_path: Path) -> str:

@@ -1,4 +1,4 @@
-"""A server in a process of its own, from its command to its end."""
+"""A server in a process of its own, from its command to its end: any program with `/health`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import IO
 
 # Opens a URL directly: the shell's proxies have no say in a measurement on this machine.
 unproxied = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 START_S = 600.0  # vLLM compiles for minutes when it first starts
+STOP_TIMEOUT_S = 20.0
 POLL_S = 0.02
 
 
@@ -47,27 +47,41 @@ def serving(command: Sequence[str], port: int) -> Iterator[Served]:
         begin = time.monotonic()
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         try:
-            _wait_healthy(url, process, log)
+            if not becomes_healthy(url, process, START_S):
+                log.seek(0)
+                printed = log.read()[-4000:].decode(errors="replace")
+                raise RuntimeError(f"the server did not become healthy; it printed:\n{printed}")
             yield Served(url, process.pid, time.monotonic() - begin)
         finally:
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            end(process)
 
 
-def _wait_healthy(url: str, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with unproxied(f"{url}/health", timeout=5) as response:
-                if response.status == 200:
-                    return
-        except (urllib.error.URLError, OSError):
-            pass
+def becomes_healthy(url: str, process: subprocess.Popen[bytes], timeout_s: float) -> bool:
+    """Wait until `/health` says 200; False once the process has ended, or the time is over."""
+    deadline = time.monotonic() + timeout_s
+    while process.poll() is None and time.monotonic() < deadline:
+        if _is_healthy(url):
+            return True
         time.sleep(POLL_S)
-    log.seek(0)
-    printed = log.read()[-4000:].decode(errors="replace")
-    raise RuntimeError(f"the server did not become healthy; it printed:\n{printed}")
+    return False
+
+
+def _is_healthy(url: str) -> bool:
+    try:
+        with unproxied(f"{url}/health", timeout=5) as response:
+            return bool(response.status == 200)
+    except urllib.error.HTTPError as error:  # another status
+        error.close()
+    except OSError:  # nobody listens yet
+        pass
+    return False
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Let it end by itself; if it will not, end it."""
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
