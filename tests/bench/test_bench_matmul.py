@@ -52,7 +52,7 @@ def test_the_lines_of_float_formats_have_torch_beside_them(
         ]
     )
     result = json.loads(out.read_text())
-    assert result["command"].endswith(" --against torch")
+    assert result["command"].endswith(" --against torch=python")
     compared_lines = [line for line in result["lines"] if "over_torch" in line]
     assert [(x["format"], x["part"], x["rows"]) for x in compared_lines] == [
         ("bf16", part, rows) for part in ("layers", "head") for rows in (1, 4)

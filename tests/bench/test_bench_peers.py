@@ -12,6 +12,7 @@ import pytest
 from helpers.native import require_native
 
 from tinyserve.bench import ceilings, peers
+from tinyserve.bench.common import command, without_folders
 from tinyserve.bench.offline_cases import Case
 from tinyserve.bench.peer_engines import LlamaCpp, PythonPeer, ServedPeer
 from tinyserve.bench.peer_tables import served_ratios, served_table
@@ -95,18 +96,35 @@ def test_spellings_that_name_no_peer(parse: Any, text: str) -> None:
 
 
 def test_commands_are_shown_without_folders() -> None:
-    args = peers.options().parse_args(
+    parser = peers.options()
+    args = parser.parse_args(
         [
             *("--llama", "x=/secret/bin:/secret/q4.gguf -rtr", "--model", "/secret/m.gguf"),
             *("--python-peer", "openvino=/secret/bin/python:/secret/int4"),
             *("--server", "s=/secret/bin/serve /secret/m --port {port}", "--streams", "1,8"),
         ]
     )
-    shown = peers.shown(args)
+    shown = command(peers.MODULE, args, parser)
     assert "secret" not in shown
     assert "--llama 'x=bin:q4.gguf -rtr'" in shown
     assert "--python-peer openvino=python:int4" in shown
     assert "--streams 1,8" in shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("/a/b/m.gguf", "m.gguf"),
+        ("~/b/folder/", "folder/"),
+        ("../b/m.gguf", "m.gguf"),
+        ("bin/m.gguf", "bin/m.gguf"),
+        ("org/name", "org/name"),
+        ("http://127.0.0.1:8000/v1", "http://127.0.0.1:8000/v1"),
+        ("torch=/a/bin/python", "torch=python"),
+    ],
+)
+def test_folders_are_left_out(text: str, shown: str) -> None:
+    assert without_folders(text) == shown
 
 
 def test_served_tables_by_hand() -> None:

@@ -197,6 +197,8 @@ def test_a_users_mistake_is_one_line(
     assert error.count("\n") == 1
 
 
-def test_the_help_has_the_whole_first_paragraph() -> None:
-    parser = common.argument_parser("x", "One line,\nand another.\n\n    an example\n")
-    assert parser.description == "One line,\nand another."
+def test_the_help_has_the_whole_docstring() -> None:
+    help_text = common.model_parser(
+        "x", "One line,\nand another.\n\n    an example\n"
+    ).format_help()
+    assert "One line,\nand another.\n\n    an example\n" in help_text

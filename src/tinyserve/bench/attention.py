@@ -20,9 +20,9 @@ import numpy as np
 from tinyserve.bench.arguments import ints, names_of, positive_int
 from tinyserve.bench.ceilings import CACHES, Ceilings
 from tinyserve.bench.common import (
-    argument_parser,
     command,
     machine,
+    model_parser,
     run_program,
     say,
     table,
@@ -71,7 +71,7 @@ class Case:
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argument_parser(MODULE, __doc__)
+    parser = model_parser(MODULE, __doc__)
     add = parser.add_argument
     add("--shape", default="135m", help="the model whose heads are measured")
     add(

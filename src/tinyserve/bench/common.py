@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +32,8 @@ SIZES: dict[str, tuple[str, str | None]] = {
     "0.5b": ("synthetic:qwen2.5-0.5b", "int4"),
     "1.5b": ("synthetic:qwen2.5-1.5b", "int4"),
 }
-_PATHS = ("out", "plot", "step_times")
+# What stands before the last part of /a/path, ~/a/path or ../a/path; not the two slashes of a URL.
+_FOLDERS = re.compile(r"(?<![\w/.])(?:\.{1,2}|~)?/(?!/)(?:[^\s:=/]+/)*(?=[^\s:=/])")
 OUT_HELP = "write the result as JSON"
 READER_LEFT = 141  # exit codes as of a shell: SIGPIPE
 INTERRUPTED = 130  # Ctrl-C
@@ -80,29 +82,35 @@ def end_if(was_interrupted: bool) -> None:
         raise SystemExit(INTERRUPTED)
 
 
-def argument_parser(
+def program_parser(
     module: str, doc: str | None, *, out: tuple[Callable[[str], str], str] = (output_file, OUT_HELP)
 ) -> argparse.ArgumentParser:
-    """A parser with the options that every benchmark has; the first paragraph of `doc`, the
-    program's docstring, describes it. `out`: type and help of --out.
-    """
+    """A parser that shows the program's docstring, with --out, of which `out` is type and help."""
     parser = argparse.ArgumentParser(
-        prog=f"python -m tinyserve.bench.{module}", description=(doc or "").partition("\n\n")[0]
-    )
-    parser.add_argument(
-        "--model", help="model to run (default: random weights, made on the spot; see --size)"
-    )
-    parser.add_argument(
-        "--size", choices=SIZES, default="small", help="random weights in the shape of a real model"
-    )
-    parser.add_argument("--quantization", help="int8 or int4 for float weights")
-    parser.add_argument(
-        "--threads", type=int, help="compute threads (default: the processors it may run on)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of random weights and workloads (default: 0)"
+        prog=f"python -m tinyserve.bench.{module}",
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--out", type=out[0], help=out[1])
+    return parser
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The options that say which model is run, and how."""
+    add = parser.add_argument
+    add("--model", help="model to run (default: random weights, made on the spot; see --size)")
+    add(
+        "--size", choices=SIZES, default="small", help="random weights in the shape of a real model"
+    )
+    add("--quantization", help="int8 or int4 for float weights")
+    add("--threads", type=int, help="compute threads (default: the processors it may run on)")
+    add("--seed", type=int, default=0, help="of random weights and workloads (default: 0)")
+
+
+def model_parser(module: str, doc: str | None) -> argparse.ArgumentParser:
+    """The parser of a program that runs a model."""
+    parser = program_parser(module, doc)
+    add_model(parser)
     return parser
 
 
@@ -157,12 +165,17 @@ def command(module: str, args: argparse.Namespace, parser: argparse.ArgumentPars
         if value is True:
             parts.append(flag)
         elif isinstance(value, list) and isinstance(value[0], str):  # an option given several times
-            parts += [f"{flag} {shlex.quote(text)}" for text in value]
+            parts += [f"{flag} {shlex.quote(without_folders(text))}" for text in value]
         elif isinstance(value, list):
             parts.append(f"{flag} {','.join(f'{item:g}' for item in value)}")
         else:
-            parts.append(f"{flag} {Path(value).name if name in _PATHS else value}")
+            parts.append(f"{flag} {without_folders(str(value))}")
     return " ".join(parts)
+
+
+def without_folders(text: str) -> str:
+    """`x=/a/bin:~/b/m.gguf` as `x=bin:m.gguf`; paths that begin in the present folder stay."""
+    return _FOLDERS.sub("", text)
 
 
 def write_json(path: str | None, result: Mapping[str, Any]) -> None:

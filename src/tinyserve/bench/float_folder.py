@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tinyserve.bench.common import argument_parser, model_section, run_program, say
+from tinyserve.bench.common import add_model, model_section, program_parser, run_program, say
 from tinyserve.models.checkpoint import load_checkpoint
 from tinyserve.models.export import write_checkpoint
 
@@ -19,7 +19,8 @@ MODULE = "float_folder"
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argument_parser(MODULE, __doc__, out=(str, "the folder to write"))
+    parser = program_parser(MODULE, __doc__, out=(str, "the folder to write"))
+    add_model(parser)
     args = parser.parse_args(argv)
     if not args.out:
         parser.error("--out names the folder to write")

@@ -24,9 +24,9 @@ from typing import Any
 from tinyserve.bench import plots
 from tinyserve.bench.arguments import ints, names_of, plot_file, positive_int
 from tinyserve.bench.common import (
-    argument_parser,
     command,
     machine,
+    model_parser,
     model_section,
     run_program,
     say,
@@ -76,7 +76,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    parser = argument_parser(MODULE, __doc__)
+    parser = model_parser(MODULE, __doc__)
     add = parser.add_argument
     add(
         "--parts",

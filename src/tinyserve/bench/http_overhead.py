@@ -27,8 +27,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tinyserve.bench.arguments import ints, output_file, positive_int
-from tinyserve.bench.common import command, machine, run_program, say, table, write_json
+from tinyserve.bench.arguments import ints, positive_int
+from tinyserve.bench.common import (
+    command,
+    machine,
+    program_parser,
+    run_program,
+    say,
+    table,
+    write_json,
+)
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import Engine, assemble
 from tinyserve.engine.plan import StepPlan
@@ -230,10 +238,7 @@ def _many(call: Callable[[Client], object], client: Client, count: int) -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m tinyserve.bench.{MODULE}",
-        description=(__doc__ or "").splitlines()[0],
-    )
+    parser = program_parser(MODULE, __doc__)
     streams = "streams at once, separated by commas"
     parser.add_argument("--streams", type=ints, default=[1, 16], help=streams)
     parser.add_argument("--tokens", type=positive_int, default=400, help="tokens of a long stream")
@@ -241,7 +246,6 @@ def options() -> argparse.ArgumentParser:
         "--requests", type=positive_int, default=200, help="requests one after another"
     )
     parser.add_argument("--repeat", type=positive_int, default=3, help="times; medians are shown")
-    parser.add_argument("--out", type=output_file, help="write the result as JSON")
     return parser
 
 

@@ -29,9 +29,9 @@ from tinyserve.bench.arguments import ints, names_of, plot_file, positive_int
 from tinyserve.bench.attention import attention
 from tinyserve.bench.ceilings import CACHES, Ceilings, rounds_of, step_seconds
 from tinyserve.bench.common import (
-    argument_parser,
     command,
     machine,
+    model_parser,
     run_program,
     say,
     table,
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
                 say(f"{model} {kind} {part} done")
         lines += attention(backend, model, config, args, ceilings)
     result = {
-        "command": shown(args, parser),
+        "command": command(MODULE, args, parser),
         "machine": machine(backend.variant),
         "ceilings": ceilings.medians(),
         "lines": lines,
@@ -95,7 +95,7 @@ def shapes(args: argparse.Namespace) -> dict[str, ModelConfig]:
 
 
 def options() -> argparse.ArgumentParser:
-    parser = argument_parser(MODULE, __doc__)
+    parser = model_parser(MODULE, __doc__)
     add = parser.add_argument
     add(
         "--models",
@@ -121,12 +121,6 @@ def options() -> argparse.ArgumentParser:
     add("--against", help="torch, or torch=PYTHON: time its products as well", metavar="torch")
     add("--plot", type=plot_file, help="draw shares of the roofline into this file (matplotlib)")
     return parser
-
-
-def shown(args: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
-    """The command without this machine's folders."""
-    against = args.against and args.against.partition("=")[0]
-    return command(MODULE, argparse.Namespace(**{**vars(args), "against": against}), parser)
 
 
 Part = tuple[str, Callable[[Any, Any], Any], list[Any]]

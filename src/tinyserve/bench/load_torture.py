@@ -26,8 +26,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tinyserve.bench.arguments import output_file, positive_float, positive_int
-from tinyserve.bench.common import command, machine, run_program, table, write_json
+from tinyserve.bench.arguments import positive_float, positive_int
+from tinyserve.bench.common import command, machine, program_parser, run_program, table, write_json
 from tinyserve.bench.http_stream import Answer, post
 from tinyserve.bench.served import Served, free_port, serving
 from tinyserve.bench.watch import Watch
@@ -186,11 +186,7 @@ def broken(result: dict[str, Any]) -> list[str]:
 
 
 def options() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m tinyserve.bench.{MODULE}",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = program_parser(MODULE, __doc__)
     add = parser.add_argument
     add("--model", default="synthetic", help="model to serve (default: random weights)")
     add("--streams", type=positive_int, default=64, help="sequences computed at once")
@@ -205,7 +201,6 @@ def options() -> argparse.ArgumentParser:
     add("--seconds", type=positive_float, default=60.0, help="length of the overload")
     add("--tokens", type=positive_int, default=16, help="of each answer")
     add("--seed", type=int, default=0, help="of prompts and hang-ups (default: 0)")
-    add("--out", type=output_file, help="write the result as JSON")
     return parser
 
 

@@ -26,8 +26,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tinyserve.bench.arguments import add_workload, output_file, positive_float, positive_int
-from tinyserve.bench.common import INTERRUPTED, command, run_program, table, write_json
+from tinyserve.bench.arguments import add_workload, positive_float, positive_int
+from tinyserve.bench.common import (
+    INTERRUPTED,
+    command,
+    program_parser,
+    run_program,
+    table,
+    write_json,
+)
 from tinyserve.bench.latency import LATENCIES, Record, summary
 from tinyserve.bench.target import Target
 from tinyserve.bench.workload import Arrival, Shape, random_ids
@@ -66,11 +73,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m tinyserve.bench.{MODULE}",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = program_parser(MODULE, __doc__)
     add = parser.add_argument
     add("--url", required=True, help="the server, such as http://127.0.0.1:8000")
     add(
@@ -98,7 +101,6 @@ def options() -> argparse.ArgumentParser:
         help="seconds until a request counts as failed",
     )
     add("--seed", type=int, default=0, help="of arrivals, lengths and words (default: 0)")
-    add("--out", type=output_file, help="write the result as JSON")
     add("--quiet", action="store_true", help="no live progress")
     add("--allow-failures", action="store_true", help="exit 0 even if requests failed")
     return parser

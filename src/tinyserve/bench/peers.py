@@ -20,16 +20,15 @@ import asyncio
 import dataclasses
 import statistics
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from tinyserve.bench import plots
 from tinyserve.bench.arguments import ints, plot_file, positive_int, rates
 from tinyserve.bench.ceilings import Ceilings
 from tinyserve.bench.common import (
-    argument_parser,
     command,
     machine,
+    model_parser,
     model_section,
     run_program,
     say,
@@ -59,9 +58,10 @@ Rounds = dict[str, dict[str, list[float]]]  # case -> engine -> speed of each ro
 
 
 def main(argv: list[str] | None = None) -> None:
-    args = options().parse_args(argv)
+    parser = options()
+    args = parser.parse_args(argv)
     peers = peers_of(args)
-    result: dict[str, Any] = {"command": shown(args), "machine": machine()}
+    result: dict[str, Any] = {"command": command(MODULE, args, parser), "machine": machine()}
     if not args.skip_offline:
         result["offline"] = offline(args, peers)
         print(offline_table(result["offline"]), limits_line(result["offline"]), sep="\n\n")
@@ -74,9 +74,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    parser = argument_parser(MODULE, __doc__)
-    parser.description = __doc__
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser = model_parser(MODULE, __doc__)
     add = parser.add_argument
     for flag in ("--llama", "--python-peer", "--server"):
         add(flag, action="append", default=[], help="see above", metavar="PEER")
@@ -103,24 +101,6 @@ def peers_of(args: argparse.Namespace) -> list[Peer]:
         *(PythonPeer.parse(text, threads) for text in args.python_peer),
         *(ServedPeer.parse(text) for text in args.server),
     ]
-
-
-def shown(args: argparse.Namespace) -> str:
-    """The command without this machine's folders."""
-    told = vars(args)
-    named = {n: list(map(without_folders, told[n])) for n in ("llama", "python_peer", "server")}
-    model = args.model and Path(args.model).name
-    return command(MODULE, argparse.Namespace(**{**told, **named, "model": model}), options())
-
-
-def without_folders(text: str) -> str:
-    """A peer's spelling with the last part of each path."""
-    words = []
-    for word in text.split(" "):
-        name, equals, place = word.rpartition("=")
-        kept = [Path(part).name for part in place.split(":")]
-        words.append(name + equals + ":".join(kept))
-    return " ".join(words)
 
 
 def offline(args: argparse.Namespace, peers: list[Peer]) -> dict[str, Any]:

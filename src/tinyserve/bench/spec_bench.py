@@ -29,10 +29,10 @@ from typing import Any
 
 from tinyserve.bench.arguments import floats, ints, names_of, plot_file, positive_int
 from tinyserve.bench.common import (
-    argument_parser,
     command,
     end_if,
     machine,
+    model_parser,
     run_program,
     say,
     shown_model,
@@ -78,7 +78,7 @@ def measured(bench: Bench, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
 
 
 def spec_parser() -> argparse.ArgumentParser:
-    parser = argument_parser("spec_bench", __doc__)
+    parser = model_parser("spec_bench", __doc__)
     parser.set_defaults(size="tiny")
     parser.add_argument(
         "--draft-model",

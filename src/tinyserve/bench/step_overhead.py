@@ -22,9 +22,9 @@ from typing import Any
 
 from tinyserve.bench.arguments import ints, positive_int
 from tinyserve.bench.common import (
-    argument_parser,
     command,
     machine,
+    model_parser,
     model_section,
     run_program,
     say,
@@ -73,7 +73,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    parser = argument_parser(MODULE, __doc__)
+    parser = model_parser(MODULE, __doc__)
     parser.set_defaults(size="tiny", threads=1)
     add = parser.add_argument
     add("--streams", type=ints, default=[1, 8, 32, 64], help="sequences at once")

@@ -25,12 +25,12 @@ from tinyserve.bench import plots
 from tinyserve.bench.arguments import names_of, plot_file, positive_int
 from tinyserve.bench.common import (
     Sections,
-    argument_parser,
     both,
     command,
     end_if,
     machine,
     merged,
+    model_parser,
     model_section,
     run_program,
     say,
@@ -192,7 +192,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    parser = argument_parser(MODULE, __doc__)
+    parser = model_parser(MODULE, __doc__)
     parser.add_argument(
         "--study",
         type=names_of(STUDIES, "study"),

@@ -24,12 +24,12 @@ from tinyserve.bench import plots
 from tinyserve.bench.arguments import add_workload, names_of, plot_file, positive_int, rates
 from tinyserve.bench.common import (
     Sections,
-    argument_parser,
     both,
     command,
     end_if,
     machine,
     merged,
+    model_parser,
     model_section,
     run_program,
     say,
@@ -97,7 +97,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def options() -> argparse.ArgumentParser:
-    parser = argument_parser(MODULE, __doc__)
+    parser = model_parser(MODULE, __doc__)
     add = parser.add_argument
     add(
         "--rates",
