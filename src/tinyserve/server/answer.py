@@ -24,8 +24,8 @@ from tinyserve.server.writer import Writer
 
 logger = logging.getLogger("tinyserve.server")
 
-INLINE_WEIGHT = 4096  # deltas; a token with logprobs weighs as much as some of them
-LOGPROB_WEIGHT = 8
+INLINE_WEIGHT = 4096  # deltas; a longer answer is written off the event loop
+LOGPROB_WEIGHT = 8  # deltas that take as long to write as a token with its logprobs
 
 
 async def answer(
@@ -34,7 +34,7 @@ async def answer(
     """Run a prepared request. Whatever happens, it is released in the end."""
     group, writer = prepared.group, prepared.writer
     if prepared.is_stream:
-        _tie(request, group)
+        _identify(request, group)
         timeout_s, max_held = state.config.request_timeout_s, state.readers.buffer_size
         session = Session(bridge, group, timeout_s=timeout_s, max_held=max_held)
         session.open()
@@ -55,9 +55,9 @@ async def _written(writer: Writer, deltas: list[Delta], maker: DeltaMaker) -> by
     return await asyncio.to_thread(write)
 
 
-def _tie(request: Request, group: Group) -> None:
-    """Let HTTP and the engine speak of one request: it is called as its answer is, and came when
-    HTTP brought it, not when it had been tokenized.
+def _identify(request: Request, group: Group) -> None:
+    """Let HTTP and the engine agree about a request: it goes by the id of its answer, and arrived
+    when HTTP received it, not when it had been tokenized.
     """
     request.scope[ANSWER_ID] = group.id
     for engine_request in group.requests:
@@ -67,8 +67,8 @@ def _tie(request: Request, group: Group) -> None:
 async def collect(
     state: ServerState, bridge: EngineBridge, request: Request, group: Group
 ) -> list[Delta]:
-    """Everything that comes of a group. Whatever happens, it is released in the end."""
-    _tie(request, group)
+    """All deltas of a group, once it has finished. Whatever happens, it is released in the end."""
+    _identify(request, group)
     session = Session(bridge, group, timeout_s=state.config.request_timeout_s)
     session.open()
     try:
@@ -94,7 +94,9 @@ def failure_response(told: HTTPFailure) -> Response:
 
 
 class _Whole(Response):
-    """A JSON answer that may be long: no reader makes the server keep all of it for good."""
+    """A JSON answer that may be long. A client that does not read it is cut off: else the server
+    would have to keep it.
+    """
 
     media_type = "application/json"
 

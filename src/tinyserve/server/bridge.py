@@ -202,7 +202,7 @@ class EngineBridge:
         """Sleep until the engine has something to do; False when it is to end."""
         while True:
             with self._wake:
-                if not self._is_stopping and not self._is_called() and not self._can_work():
+                if not self._is_stopping and not self._has_anything_to_do():
                     with self._pace.at_rest():
                         self._wake.wait()
                 if self._is_stopping:
@@ -216,11 +216,9 @@ class EngineBridge:
             if self._core.has_work():
                 return True
 
-    def _is_called(self) -> bool:
-        return bool(self._releases or self._questions)
-
-    def _can_work(self) -> bool:
-        return len(self._queue) > 0 or self._core.has_work()
+    def _has_anything_to_do(self) -> bool:
+        is_asked = bool(self._releases or self._questions or len(self._queue))
+        return is_asked or self._core.has_work()
 
     def _answer(self, question: Callable[[], Any], future: asyncio.Future[Any]) -> None:
         try:

@@ -26,7 +26,7 @@ class ScoredToken:
     """One token with its logprob (None for a prompt's first token) and the likeliest at its place.
 
     `offset` is where the token's text begins in the choice's text, in characters. `strip`: how many
-    spaces a token loses there, since it begins a text.
+    of its leading spaces are no text, but SentencePiece's mark of a text's first word.
     """
 
     token_id: int
@@ -213,7 +213,7 @@ class _Offsets:
         return offset
 
     def pass_over(self, spelled: str, text: str) -> None:
-        """A special token, which is skipped in answers, is echoed where the prompt spelled it."""
+        """Count a special token whose text is in the echoed prompt, though answers skip it."""
         if text.startswith(spelled, self._length):
             self._length += len(spelled)
 

@@ -93,7 +93,7 @@ class HostGuard:
     """Answers only where the Host header holds a name that `knows` approves of.
 
     A page from elsewhere can have its own name resolved to this machine's address (DNS rebinding)
-    and would then be of the same origin as the server; but its name it cannot hide.
+    and would then be of the same origin as the server; but it cannot hide its own name.
     """
 
     def __init__(self, app: ASGIApp, knows: Callable[[str], bool]) -> None:

@@ -90,8 +90,8 @@ def client_of(request: Request, user: str | None) -> str:
 
 
 def request_id_headers(scope: Scope) -> list[tuple[bytes, bytes]]:
-    """What every response says it is called: the request's X-Request-Id, if it is short and
-    printable, else the id of the answer, else a fresh one. Anthropic's clients look elsewhere.
+    """The id that every response carries: the request's X-Request-Id, if it is short and printable,
+    else the id of the answer, else a fresh one. Anthropic's clients look for it under another name.
     """
     named = dict(reversed(scope["headers"]))
     request_id: bytes = named.get(b"x-request-id", b"")

@@ -44,7 +44,7 @@ def check_limits(
 
 
 def check_queueing(priority: int | None, cache_salt: str | None) -> None:
-    """Of the fields for queue and prefix cache, which embeddings take too."""
+    """The fields that concern the queue and the prefix cache; embeddings have them, too."""
     if cache_salt is not None and not 1 <= len(cache_salt) <= MAX_SALT_LENGTH:
         raise RequestError(
             f"cache_salt must have 1 to {MAX_SALT_LENGTH} characters", param="cache_salt"
@@ -54,7 +54,7 @@ def check_queueing(priority: int | None, cache_salt: str | None) -> None:
 
 
 def _check_sizes(body: GenerationRequest) -> None:
-    """Of strings that cost time at every token."""
+    """Stop strings and bad words cost time at every token, so none may be very long."""
     for name, limit in MAX_CHARACTERS.items():
         value = getattr(body, name) or ()
         for text in (value,) if isinstance(value, str) else value:
@@ -88,7 +88,7 @@ def check_completion(body: CompletionRequest) -> None:
 def check_scores(
     requests: Sequence[EngineRequest], options: DeltaOptions, *, is_stream: bool
 ) -> None:
-    """The logprobs that would have to be kept until the answer is complete."""
+    """Refuse what would keep too many logprobs in memory until the answer is complete."""
     for_prompts = for_outputs = 0
     for request in requests:
         params = request.params

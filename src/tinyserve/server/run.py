@@ -42,7 +42,7 @@ logger = logging.getLogger("tinyserve.server")
 # Idle connections are kept longer than clients and proxies keep them (httpx 5 s, load balancers
 # 60 s): where the server closes first, the request that was just being sent is lost.
 KEEP_ALIVE_S = 75
-TAKE_IN_S = 0.2  # for those to be taken in who have come before the end of listening
+TAKE_IN_S = 0.2  # to accept and read what had connected before the end of listening
 GRACE_S = 2  # for responses to go out once their requests have been ended
 REPEAT_S = 0.5  # `timeout` and others send one signal to the process and to its group
 DEATH_GRACE_S = 2.0  # for clients and probes to learn that the engine is dead
@@ -178,8 +178,8 @@ class GracefulServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _take_in(self, sockets: list[socket.socket]) -> None:
-        """Answer who has come already, if with a refusal: the system resets a connection that is
-        closed with a request unread, or still waits to be accepted.
+        """Answer whoever has connected already, if only with a refusal: the system would reset a
+        connection that is closed with a request unread, or before it was accepted.
         """
         loop = asyncio.get_running_loop()
         with selectors.DefaultSelector() as waiting:

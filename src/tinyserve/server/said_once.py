@@ -10,7 +10,7 @@ from tinyserve.server.foreign_fields import KNOWN_AND_HARMLESS
 
 logger = logging.getLogger("tinyserve.server")
 
-MOST = 1000  # of either kind; what comes later is not said at all
+MOST = 1000  # field names, and messages; any later ones are not logged
 
 
 class SaidOnce:
@@ -21,7 +21,7 @@ class SaidOnce:
         self._messages: set[str] = set()
 
     def unknown_fields(self, names: Set[str]) -> None:
-        """Those of a request that are ignored."""
+        """Fields of a request that are ignored."""
         new = names - KNOWN_AND_HARMLESS - self._fields
         if new and len(self._fields) < MOST:
             self._fields |= new
@@ -29,7 +29,7 @@ class SaidOnce:
             logger.info("ignoring unknown request fields: %s (said once)", shown)
 
     def left_out(self, path: str, kinds: Set[str]) -> None:
-        """What requests to `path` may name, and this server does not have."""
+        """Tools and items that clients of `path` may send and this server passes over."""
         for kind in sorted(kinds):
             self.message(f"{path}: leaving out {kind[:64]!r}, which this server cannot offer")
 

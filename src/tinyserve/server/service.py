@@ -43,10 +43,10 @@ from tinyserve.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
-# Of the request, for an answer of that many prompts.
+# Takes the request, the tokenizer, the answer's identity and the number of prompts.
 MakeCompletionWriter = Callable[[CompletionRequest, Tokenizer, Identity, int], Writer]
 
-ALIAS = "tinyserve"
+ALIAS = "tinyserve"  # a name of the served model, whatever others it has
 INLINE_CHARACTERS = 8192  # longer texts are tokenized off the event loop
 
 
@@ -203,7 +203,7 @@ class Service:
         options: DeltaOptions,
         **extra: Any,
     ) -> Group:
-        """The engine's requests, one for each prompt.
+        """One engine request for each prompt.
 
         `group_id` is the answer's id, so that logs and traces name what the client has seen.
         `prompts`: the ids of each, and the text that echo shows first. `extra` is for
@@ -269,7 +269,7 @@ class Service:
 
 
 def _own_names(body: ChatRequest) -> dict[str, str]:
-    """What the fields that the engine names are called in a chat request."""
+    """The names of fields in the engine's errors -> what a chat request calls them."""
     names = {"prompt": "messages"}
     if body.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"

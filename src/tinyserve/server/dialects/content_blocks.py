@@ -107,8 +107,8 @@ class BlockReader:
         return events
 
     def _cut(self, delta: Delta) -> list[Delta]:
-        """The delta in as many as tokens with logprobs begin in its text. To which block a token
-        counts would else depend on how many tokens a step has made.
+        """The delta, cut wherever a token with logprobs begins inside its text. Otherwise the block
+        that such a token counts for would depend on how many tokens came in one step.
         """
         text, begin = delta.text, self._length
         inside = {t.offset - begin for t in self._logprobs if 0 < t.offset - begin < len(text)}
@@ -171,8 +171,8 @@ class BlockReader:
             self._open = None
 
     def _scored(self) -> list[ScoredToken]:
-        """The tokens that wait and have text in the answer: where they begin decides, since one
-        delta may hold the end of the thinking, text, and the end token.
+        """Take out the tokens that wait and have been read, and return those of the answer, which
+        begin after the thinking: one delta may hold the end of both.
         """
         if not self._logprobs:
             return []
@@ -180,7 +180,7 @@ class BlockReader:
         return [token for token in self._read_logprobs() if token.offset >= begin]
 
     def _read_logprobs(self) -> list[ScoredToken]:
-        """The tokens that wait and have text in what was read; they wait no more."""
+        """Take out the tokens that wait and begin in what has been read."""
         num_read = bisect_left(self._logprobs, self._length, key=lambda token: token.offset)
         read, self._logprobs = self._logprobs[:num_read], self._logprobs[num_read:]
         return read

@@ -1,5 +1,5 @@
-"""Fields of a body that its API does not have: passed on to the chat request, or refused; and
-those of the chat request by the names that the API's clients know.
+"""Fields that the body of a chat API does not declare: they go on to the chat request, which may
+know them, or are refused. And back: the chat request's fields by the API's own names, for errors.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from tinyserve.server.said_once import SaidOnce
 def passed_on(
     body: BaseModel, said_once: SaidOnce, skipped: Set[str], harmless: Set[str] = frozenset()
 ) -> dict[str, Any]:
-    """Those that the chat request may know.
+    """The undeclared fields that the chat request may know.
 
-    The `skipped` have another name or no place there; unless `harmless`, they are logged once.
+    Left out are those in `skipped`, which have another name or no place there, with a line in the
+    log; and, without one, those in `harmless`.
     """
     extra = body.model_extra or {}
     said_once.unknown_fields(skipped & extra.keys())
@@ -26,8 +27,8 @@ def passed_on(
 
 
 def own_names(body: BaseModel, names: Mapping[str, str]) -> dict[str, str]:
-    """`names` (ours -> the API's), for `errors.renamed`, without those that the client itself has
-    used.
+    """`names` (ours -> the API's), for `errors.renamed`, without fields that the client has sent by
+    our name.
     """
     return {name: own for name, own in names.items() if getattr(body, name, None) is None}
 

@@ -15,7 +15,7 @@ _NAME_RULE = "must be 1 to 128 letters, digits, '_', '-' and '.'"
 
 
 def function_tool(node: Node, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The function `name`, with what the client's tool at `node` says of it besides.
+    """A function with the description and the strictness that the client's tool at `node` has.
 
     Raises RequestError naming the member at fault.
     """

@@ -38,7 +38,7 @@ class WriterOptions:
     continuous_usage: bool = False  # streams: the running usage in every chunk
     token_ids: bool = False
     tokens_as_ids: bool = False
-    prompt_logprobs: int | None = None  # whole answers: how many likeliest of a prompt's token
+    prompt_logprobs: int | None = None  # whole answers: how many likeliest beside a prompt's token
 
     @classmethod
     def of(cls, body: GenerationRequest) -> WriterOptions:
@@ -150,7 +150,7 @@ class OpenAIWriter(ABC):
     def _place(
         self, answer: dict[str, Any], choice: dict[str, Any], fields: dict[str, Any]
     ) -> None:
-        """Where what concerns the prompt goes: into the answer, of which there is one prompt."""
+        """Put what concerns the prompt into the answer, which has one prompt."""
         answer.update(fields)
 
     @abstractmethod

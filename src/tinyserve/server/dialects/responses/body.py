@@ -77,7 +77,7 @@ def sealed(thoughts: str) -> str:
 
 
 def unsealed(content: str) -> str:
-    """The thinking in what `sealed` has made; empty for that of other servers."""
+    """The thinking that `sealed` has wrapped; empty for what other servers have made."""
     if not content.startswith(_SEAL):
         return ""
     try:
