@@ -1,5 +1,5 @@
-"""Text files that people bring: what editors and Git put into them; and room in folders of files
-that can be made again. Knows no format.
+"""Reading text files that people bring, with what editors and Git LFS leave in them; and keeping a
+folder of files that can be made again below a size. Knows no format.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def pointer_hint(path: Path) -> str:
 
 def make_room(files: Iterable[Path], limit: int, newest: Path) -> None:
     """Remove the files that were used least recently until the rest takes `limit` bytes; `newest`
-    stays in any case. Raises OSError, such as where others make room, too.
+    stays in any case. Raises OSError, for instance where another process removes files, too.
     """
     total = 0
     for _, path in sorted(((path.stat().st_atime, path) for path in files), reverse=True):

@@ -1,5 +1,5 @@
-"""Temporary handlers for SIGINT and SIGTERM, which only the main thread may set; and what is undone
-where a process ends while a thread is still at work.
+"""Handlers of SIGINT and SIGTERM that last for a block of code; and clean-up that must happen even
+where the process ends while a thread is still at work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ _undos: list[Callable[[], object]] = []
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Both signals go to `handler` until the block ends; on other threads nothing changes."""
+    """Both signals go to `handler` until the block ends. Only the main thread may set handlers: on
+    others nothing changes.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -32,8 +34,8 @@ def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def undone_at_end(undo: Callable[[], object]) -> Iterator[None]:
-    """`undo` is called if the process ends inside the block, which does not end by itself then:
-    nobody waits for daemon threads.
+    """`undo` is called if the process ends inside the block. The block's own `finally` would not
+    run then: nobody waits for daemon threads.
     """
     _undos.append(undo)
     atexit.register(undo)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-_put_off: dict[int, Callable[..., Any]] = {}  # handlers by signal; of the main thread
+_put_off: dict[int, Callable[..., Any]] = {}  # by signal, the handlers that wait; main thread only
 
 
 class Exclusive:
@@ -102,12 +102,13 @@ def interrupts_put_off() -> Iterator[list[int]]:
     if _put_off or threading.current_thread() is not threading.main_thread():
         yield came  # handlers run in the main thread
         return
-    with _off(signal.SIGINT, came), _off(getattr(signal, "SIGALRM", None), came):
+    with _deferred(signal.SIGINT, came), _deferred(getattr(signal, "SIGALRM", None), came):
         yield came
 
 
 @contextmanager
-def _off(number: int | None, came: list[int]) -> Iterator[None]:
+def _deferred(number: int | None, came: list[int]) -> Iterator[None]:
+    """Note a signal in `came` instead of handling it, and handle it when the block is done."""
     handler = signal.getsignal(number) if number is not None else None
     if number is None or not callable(handler):
         yield

@@ -39,10 +39,10 @@ def step_drafts(
 def _wanted(
     decodes: Sequences[Sequence], most: int, block_size: int | None
 ) -> list[tuple[Sequence, int]]:
-    """How many drafts each may have, at most; who may have none is left out.
+    """How many drafts each decode may have at most; those that may have none are left out.
 
-    With a `block_size`, for where blocks are short, as many as its last block holds: no sequence
-    is preempted for the sake of a guess.
+    `block_size` is given where blocks are short: then only as many as the sequence's last block
+    still has room for, since no other is to be preempted for the sake of a guess.
     """
     wanted = []
     for seq in decodes:

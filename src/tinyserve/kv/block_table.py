@@ -57,8 +57,8 @@ class BlockTable:
         return ids if len(ids) == num_blocks else ids[:num_blocks]
 
     def changed(self) -> None:
-        """Forget what is kept between changes; called after each change of `blocks`, and where the
-        last gets another owner.
+        """Forget what was derived from `blocks`. To be called after each change of them, and when
+        the last one gets a second owner.
         """
         self._ids = None
         self.tail_start = self.tail_stop = 0

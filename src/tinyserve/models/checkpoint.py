@@ -45,29 +45,24 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model ready to be packed and run.
-
-    `eos_token_ids`: every id that ends a text, from all files that name one, each inside the
-    vocabulary. `sampling_defaults`: what the model's authors recommend (generation_config.json,
-    GGUF's `general.sampling`), under the names of `SamplingParams`. `tokenizer_spec` reads the
-    tokenizer's files; it raises ModelLoadError where they are missing. `fingerprint`: changes
-    whenever the files do, so it is part of the keys of caches; empty where there are no files and
-    nothing is to be cached. `name`: what the user called it. `pooling`: how the authors make
-    embeddings ("last" or "mean"), where the files say so. `contents`: the same for all copies of
-    one model, wherever they lie, and another for other weights. `max_new_tokens`: how long its
-    authors let an answer become.
-    """
+    """A model ready to be packed and run."""
 
     config: ModelConfig
     tensors: TensorSource
+    # Every id that ends a text, from all files that name one, each inside the vocabulary.
     eos_token_ids: tuple[int, ...]
+    # What the authors recommend (generation_config.json, GGUF's `general.sampling`), by the names
+    # of `SamplingParams`.
     sampling_defaults: Mapping[str, float | int]
+    # Reads the tokenizer's files. Raises ModelLoadError where they are missing.
     tokenizer_spec: Callable[[], TokenizerSpec]
+    # Changes whenever the files do, and so is part of the keys of caches; empty where there are no
+    # files, and nothing is to be cached.
     fingerprint: str
-    name: str
-    pooling: str | None = None
-    contents: str = ""
-    max_new_tokens: int | None = None
+    name: str  # what the user called it
+    pooling: str | None = None  # the authors' for embeddings, "last" or "mean", if the files say
+    contents: str = ""  # the same for all copies of one model, different for other weights
+    max_new_tokens: int | None = None  # the authors' limit of an answer
 
 
 def drawable_ids(ids: Collection[int], config: ModelConfig, source: str) -> tuple[int, ...]:

@@ -92,8 +92,8 @@ def load_folder(folder: Path, name: str) -> Checkpoint:
 
 
 def _refuse_additions(names: Collection[str], folder: Path) -> None:
-    """Matrices that mean nothing without others beside them, which would be left out: quantized
-    ones where another file than config.json says so, and those under an adapter.
+    """Refuse matrices that mean nothing without tensors beside them that would be ignored:
+    quantized ones, where config.json does not say so, and those under an adapter.
     """
     for name in names:
         if name.endswith(_OF_QUANTIZED):

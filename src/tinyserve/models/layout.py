@@ -101,7 +101,7 @@ def check_layout(config: ModelConfig, found: Mapping[str, Shape], source: str) -
 
 
 def unexpected(config: ModelConfig, found: Mapping[str, Shape]) -> list[str]:
-    """Tensors that the decoder would ignore; rotary buffers of old exports are no surprise."""
+    """Tensors that the decoder would ignore, but for the rotary buffers that old exports hold."""
     expected = tensor_shapes(config)
     return [
         name for name in found if name not in expected and not name.endswith("rotary_emb.inv_freq")

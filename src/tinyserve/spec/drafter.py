@@ -63,7 +63,7 @@ class Drafter:
     def propose(
         self, wanted: Sequence[tuple[Known, int]], num_rows: int
     ) -> list[tuple[int, Draft]]:
-        """Drafts for some of the (sequence, most tokens), by their index, in order.
+        """Drafts for some of the (sequence, most tokens) pairs: each with its pair's index.
 
         `num_rows`: rows of the step without them.
         """

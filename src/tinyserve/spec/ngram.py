@@ -44,8 +44,9 @@ class NgramIndex:
             latest[run] = end
 
     def follower(self, tokens: Sequence[int]) -> int | None:
-        """Where that stands which followed the longest known run at the end of `tokens`, of at most
-        `max_n`; of several the latest. It looks at the last `MAX_LOOKS` places.
+        """The place of the token that came after the longest run at the end of `tokens` when that
+        run stood in the text before. Runs count up to `max_n` tokens; of several places the latest
+        is taken, among the last `MAX_LOOKS`. None where there is no such place.
         """
         length = len(tokens)
         place = self._latest.get(tuple(tokens[max(0, length - self._min_n) :]), 0)

@@ -62,7 +62,7 @@ LIMITS: dict[str, Any] = {
 class Grammar:
     """A compiled constraint. Its matchers share what the lexer has learnt, and nothing else.
 
-    `holds_start`: a text keeps to it from its first character on, with no free thinking before.
+    `holds_start`: it applies from the text's first character on, with no free thinking before.
     `renew` compiles it once more, for a matcher that shares nothing.
     """
 
@@ -92,7 +92,7 @@ class Grammar:
 
     @property
     def is_worn(self) -> bool:
-        """Its shared lexer has grown for long, or hit a limit: compile anew."""
+        """Whether its shared lexer has grown for too long, or hit a limit: it is compiled anew."""
         return self._has_failed or self._num_uses >= MAX_USES
 
     def _fail(self) -> None:

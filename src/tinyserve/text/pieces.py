@@ -53,8 +53,8 @@ class TokenPieces:
         self.special_ids = frozenset(
             i for i, token in added.items() if token.special or token.content in special
         )
-        # What is looked for in normalised text is named as it stands there, and takes the space
-        # that SentencePiece's mark is for along.
+        # An added token that is not special is found in normalised text. The vocabulary spells it
+        # as it stands there, with SentencePiece's mark where the text has a space.
         self._added: Mapping[int, str] = {
             i: token.content if i in self.special_ids else self._name(i) or token.content
             for i, token in added.items()

@@ -166,9 +166,11 @@ def _with_marks(stop: str, marks: Mapping[str, str]) -> str:
 def special_marks(
     tokenizer: Tokenizer, stops: Iterable[str], visible_ids: Set[int] = frozenset()
 ) -> dict[int, str]:
-    """A mark for each special token, by its id, where a stop string has one beside other text.
+    """Marks for the special tokens that leave no text, by id; empty unless a stop string holds one
+    of them beside other text.
 
-    Those that no stop string has share one. The `visible_ids` are shown: their text is seen.
+    Each that a stop string holds has a mark of its own; all others share one. The `visible_ids`
+    leave text, and so need none.
     """
     texts = {i: text for i, text in tokenizer.special_texts.items() if i not in visible_ids}
     named = [i for i, text in texts.items() if any(text in stop and text != stop for stop in stops)]

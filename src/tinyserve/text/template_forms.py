@@ -4,9 +4,9 @@ Templates disagree on what a call's arguments are (an object, or its JSON text),
 message may have, and on what a tool's schema always or never holds. Many take one system message,
 at the start, where agents send several, and some between turns. What a template wants, only
 rendering tells: the first form is the conversation as it came, and the others are for templates
-that refuse it; contents as parts (`with_parts`) for those that show nothing else. That Mistral's
-want short ids of calls (`with_short_ids`) can be read off them. Messages are normalised
-(`text/normalise.py`). Renders nothing.
+that refuse it; contents as parts (`with_parts`) for those that show nothing else. Only that a
+template wants short call ids, as Mistral's do (`with_short_ids`), shows in its text. Messages are
+normalised (`text/normalise.py`). Renders nothing.
 """
 
 from __future__ import annotations

@@ -48,28 +48,22 @@ def mistral_id() -> str:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """One way to write calls.
-
-    `openers` announce a call anywhere in a text, `closers` end one; both may be special tokens of a
-    model, `markers` are all that may be. `bare`: a line may also begin with a call, unannounced,
-    by this character. `read` reads what follows the announcement and returns what it read beyond
-    the calls. `call`: what is written before a call's name, between the name (as JSON, if
-    `is_name_quoted`) and its arguments (in `notation`), and after them. Calls stand between
-    `first` and `last`, with `separator` between them.
-    """
+    """One way to write calls: how they are read, and how a grammar has them written."""
 
     name: str
+    # Reading. Openers announce a call anywhere in a text, closers end one.
     openers: tuple[str, ...]
     closers: tuple[str, ...]
-    read: Callable[[Calls], Reading[str]]
+    read: Callable[[Calls], Reading[str]]  # from after the opener; returns what it read too much
+    # Writing: what stands before a call's name, between the name and the arguments, and after them.
     call: tuple[str, str, str]
-    first: str = ""
-    separator: str = ""
-    last: str = ""
-    bare: str = ""
-    is_name_quoted: bool = True
-    notation: Literal["json", "xml", "python"] = "json"
-    more_markers: tuple[str, ...] = ()
+    first: str = ""  # before the first call
+    separator: str = ""  # between calls
+    last: str = ""  # after the last call
+    bare: str = ""  # the character by which a line may begin with a call that nothing announces
+    is_name_quoted: bool = True  # the name is written as JSON
+    notation: Literal["json", "xml", "python"] = "json"  # of the arguments
+    more_markers: tuple[str, ...] = ()  # beside openers and closers; see `markers`
     new_id: Callable[[], str] = openai_id
 
     @property
