@@ -1,8 +1,9 @@
-"""The forward pass: one decoder for Llama, Qwen2, Qwen3, Mistral, SmolLM2 and their kin, told apart
-by `ModelConfig`.
+"""The forward pass: one decoder for Llama, Qwen2, Qwen3, Mistral, SmolLM2 and their kin.
 
 Pre-norm transformer blocks with rotary grouped-query attention and a SwiGLU feed-forward, as in
-Llama (Touvron et al. 2023). Owns the order of operations; knows neither what an operation does nor
+Llama (Touvron et al. 2023). The families differ in fields of `ModelConfig` alone: Qwen2 has biases
+on queries, keys and values, Qwen3 RMS norms on each head of queries and keys, Mistral in some
+versions a sliding window. Owns the order of operations; knows neither what an operation does nor
 how weights are packed.
 """
 
@@ -78,26 +79,3 @@ class Decoder:
         """The formats of the matrices, that of most first."""
         counts = Counter(name for matrix in self.matrices() for name in matrix.formats)
         return tuple(name for name, _ in counts.most_common())
-
-
-class LlamaForCausalLM(Decoder):
-    """Llama 2 and 3, SmolLM2, TinyLlama and kin."""
-
-
-class MistralForCausalLM(Decoder):
-    """Llama with an optional sliding window."""
-
-
-class Qwen2ForCausalLM(Decoder):
-    """Biases on queries, keys and values."""
-
-
-class Qwen3ForCausalLM(Decoder):
-    """RMS norms on each head of queries and keys."""
-
-
-# Hugging Face's class name (`ModelConfig.architecture`) -> our class.
-ARCHITECTURES: dict[str, type[Decoder]] = {
-    cls.__name__: cls
-    for cls in (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
-}

@@ -24,7 +24,7 @@ from tinyserve.kernels.formats import (
 from tinyserve.kernels.ops import AttentionSpec, Backend, Linear
 from tinyserve.models.checkpoint import Checkpoint, Progress
 from tinyserve.models.config import ModelConfig
-from tinyserve.models.decoder import ARCHITECTURES, Decoder, Layer
+from tinyserve.models.decoder import Decoder, Layer
 from tinyserve.models.layout import EMBEDDING, LM_HEAD
 from tinyserve.models.packed_cache import PackedCache
 from tinyserve.models.rope import rope_table
@@ -116,8 +116,7 @@ class _Loader:
         if self.progress is not None:
             self.progress("loading weights", config.num_layers, config.num_layers, unit="layers")
         self.cache.save()
-        decoder = ARCHITECTURES.get(config.architecture, Decoder)
-        return decoder(config, embedding, tuple(layers), norm, head)
+        return Decoder(config, embedding, tuple(layers), norm, head)
 
     def _layer(self, index: int, cos: F32, sin: F32) -> Layer:
         config, prefix = self.config, f"model.layers.{index}."
