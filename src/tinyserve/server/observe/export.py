@@ -98,40 +98,33 @@ class _Families:
 
 
 def _engine_gauges(make: _Families, source: Source, stats: EngineStats) -> Iterable[Metric]:
-    gauge = make.gauge
-    waiting = source.num_queued + stats.num_waiting + stats.num_swapped
-    used = stats.num_total_blocks - stats.num_free_blocks - stats.num_cached_blocks
-    return (
-        gauge("vllm:num_requests_running", "Requests computed in the steps.", stats.num_running),
-        gauge("vllm:num_requests_waiting", "Requests that wait, preempted ones too.", waiting),
-        gauge(
-            "vllm:num_requests_waiting_by_reason",
-            "Requests that wait, by what they wait for.",
-            {("capacity",): waiting},
-            "reason",
-        ),
-        gauge(
-            "vllm:kv_cache_usage_perc",
-            "Share of the KV blocks that requests own; 1 is all of them.",
-            used / stats.num_total_blocks,
-        ),
-        gauge("tinyserve:engine_up", "1 while the engine thread lives.", int(source.is_alive)),
-        gauge("tinyserve:queue_depth", "Requests outside the engine.", source.num_queued),
-        gauge(
+    s = stats
+    waiting = source.num_queued + s.num_waiting + s.num_swapped
+    used = (s.num_total_blocks - s.num_free_blocks - s.num_cached_blocks) / s.num_total_blocks
+    rows: tuple[tuple[str, float, str], ...] = (
+        ("vllm:num_requests_running", s.num_running, "Requests computed in the steps."),
+        ("vllm:num_requests_waiting", waiting, "Requests that wait, preempted ones too."),
+        ("vllm:kv_cache_usage_perc", used, "Share of the KV blocks that requests own; 1 is all."),
+        ("tinyserve:engine_up", int(source.is_alive), "1 while the engine thread lives."),
+        ("tinyserve:queue_depth", source.num_queued, "Requests outside the engine."),
+        (
             "tinyserve:num_requests_swapped",
+            s.num_swapped,
             "Preempted requests whose KV is in the host arena.",
-            stats.num_swapped,
         ),
-        gauge("tinyserve:kv_blocks_total", "KV blocks.", stats.num_total_blocks),
-        gauge("tinyserve:kv_blocks_free", "KV blocks that hold nothing.", stats.num_free_blocks),
-        gauge(
+        ("tinyserve:kv_blocks_total", s.num_total_blocks, "KV blocks."),
+        ("tinyserve:kv_blocks_free", s.num_free_blocks, "KV blocks that hold nothing."),
+        (
             "tinyserve:kv_blocks_cached",
+            s.num_cached_blocks,
             "KV blocks of no request that a prefix hit may revive.",
-            stats.num_cached_blocks,
         ),
-        gauge("tinyserve:swap_blocks_total", "Host blocks.", stats.num_total_swap_blocks),
-        gauge("tinyserve:swap_blocks_free", "Free host blocks.", stats.num_free_swap_blocks),
+        ("tinyserve:swap_blocks_total", s.num_total_swap_blocks, "Host blocks."),
+        ("tinyserve:swap_blocks_free", s.num_free_swap_blocks, "Free host blocks."),
     )
+    yield from (make.gauge(name, help, value) for name, value, help in rows)
+    name, help = "vllm:num_requests_waiting_by_reason", "Requests that wait, by what they wait for."
+    yield make.gauge(name, help, {("capacity",): waiting}, "reason")
 
 
 def _engine_counters(make: _Families, source: Source, stats: EngineStats) -> Iterable[Metric]:
@@ -169,60 +162,53 @@ def _engine_counters(make: _Families, source: Source, stats: EngineStats) -> Ite
 
 
 def _histograms(make: _Families, metrics: Metrics) -> Iterable[Metric]:
-    histogram = make.histogram
-    return (
-        histogram(
+    m = metrics
+    rows: tuple[tuple[str, Histogram, str], ...] = (
+        (
             "vllm:time_to_first_token_seconds",
+            m.time_to_first_token,
             "From arrival, before tokenizing, to the first token.",
-            metrics.time_to_first_token,
         ),
-        histogram(
+        (
             "vllm:inter_token_latency_seconds",
+            m.inter_token_latency,
             "Between the tokens of a choice, preemption included.",
-            metrics.inter_token_latency,
         ),
-        histogram(
+        (
             "vllm:request_time_per_output_token_seconds",
+            m.time_per_output_token,
             "Mean time between the tokens of each choice.",
-            metrics.time_per_output_token,
         ),
-        histogram("vllm:e2e_request_latency_seconds", "From arrival to the end.", metrics.e2e),
-        histogram(
-            "vllm:request_queue_time_seconds",
-            "From the queue to the first step.",
-            metrics.queue_time,
-        ),
-        histogram(
+        ("vllm:e2e_request_latency_seconds", m.e2e, "From arrival to the end."),
+        ("vllm:request_queue_time_seconds", m.queue_time, "From the queue to the first step."),
+        (
             "vllm:request_prefill_time_seconds",
+            m.prefill_time,
             "From the first step to the first token.",
-            metrics.prefill_time,
         ),
-        histogram(
-            "vllm:request_decode_time_seconds",
-            "From the first token to the last.",
-            metrics.decode_time,
-        ),
-        histogram(
+        ("vllm:request_decode_time_seconds", m.decode_time, "From the first token to the last."),
+        (
             "vllm:request_inference_time_seconds",
+            m.inference_time,
             "From the first step to the end.",
-            metrics.inference_time,
         ),
-        histogram("vllm:request_prompt_tokens", "Prompt tokens.", metrics.prompt_tokens),
-        histogram("vllm:request_generation_tokens", "Output tokens.", metrics.generation_tokens),
-        histogram(
+        ("vllm:request_prompt_tokens", m.prompt_tokens, "Prompt tokens."),
+        ("vllm:request_generation_tokens", m.generation_tokens, "Output tokens."),
+        (
             "vllm:request_max_num_generation_tokens",
+            m.max_generation_tokens,
             "Tokens of each request's longest choice.",
-            metrics.max_generation_tokens,
         ),
-        histogram("vllm:request_params_n", "The n of requests.", metrics.params_n),
-        histogram(
+        ("vllm:request_params_n", m.params_n, "The n of requests."),
+        (
             "vllm:request_params_max_tokens",
+            m.params_max_tokens,
             "The max_tokens of requests, where they name none what is left of the context.",
-            metrics.params_max_tokens,
         ),
-        histogram("vllm:iteration_tokens_total", "Tokens of each step.", metrics.step_tokens),
-        histogram("tinyserve:step_seconds", "Time of each step.", metrics.step_seconds),
+        ("vllm:iteration_tokens_total", m.step_tokens, "Tokens of each step."),
+        ("tinyserve:step_seconds", m.step_seconds, "Time of each step."),
     )
+    yield from (make.histogram(name, help, histogram) for name, histogram, help in rows)
 
 
 def _information(source: Source) -> Iterable[Metric]:
