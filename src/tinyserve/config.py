@@ -49,7 +49,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class TinyServeConfig:
-    """All sections. Made from outside by `from_yaml`, `from_dict` or `resolve`."""
+    """All sections of settings. `from_yaml`, `from_dict` and `resolve` read them from elsewhere."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
     cache: CacheConfig = field(default_factory=CacheConfig)

@@ -70,7 +70,7 @@ def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """As it is where it is one word; else quoted, so that a line stays a line."""
+    """A value of one word as it is, any other in quotes, so that a line stays a line."""
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     if text and text.isprintable() and not set(text) & set(' "='):
         return text

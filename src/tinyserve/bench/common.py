@@ -61,8 +61,8 @@ def run_program(main: Callable[[], None]) -> None:
 
 
 def until_interrupted(points: Iterable[T]) -> tuple[list[T], bool]:
-    """All points, or those that were measured before Ctrl-C; whether it came. What came before the
-    first is no result: then KeyboardInterrupt goes on.
+    """All points, or those that were measured before Ctrl-C, and whether it came. Without any point
+    there is no result: then KeyboardInterrupt is raised again.
     """
     found: list[T] = []
     try:
@@ -201,7 +201,7 @@ def cell(value: object) -> str:
     return str(value)
 
 
-def both(found: Mapping[str, float] | None) -> str:
+def p50_p99(found: Mapping[str, float] | None) -> str:
     """ "p50 / p99" of seconds, in milliseconds; nothing of nothing."""
     return f"{1e3 * found['p50']:.0f} / {1e3 * found['p99']:.0f}" if found else ""
 

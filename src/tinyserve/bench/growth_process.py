@@ -91,7 +91,7 @@ def _weigh(told: Mapping[str, Any] | None) -> dict[str, float]:
 
 
 def _be_weighed(told: Mapping[str, Any] | None) -> dict[str, float]:
-    """This process, once it has done what it was told."""
+    """What this process holds once it has done what it was told."""
     from tinyserve.bench.offline_cases import decode
     from tinyserve.config import TinyServeConfig
     from tinyserve.engine.build import build_engine

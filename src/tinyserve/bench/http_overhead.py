@@ -166,7 +166,7 @@ def measured(server: Server, work: Callable[[], object], count: int) -> Cost:
 
 
 def token_cost(server: Server, num_streams: int, num_tokens: int) -> Cost:
-    """Of one token in each of `num_streams` streams at once."""
+    """The cost of one token in each of `num_streams` streams at once."""
     with contextlib.ExitStack() as stack:
         clients = [
             stack.enter_context(contextlib.closing(Client(server.port))) for _ in range(num_streams)

@@ -143,7 +143,7 @@ def summary(records: Sequence[Record], slo: SLO | None = None) -> dict[str, Any]
 
 
 def median_of(summaries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Of summaries, the median over rounds, field by field."""
+    """The median of several rounds' summaries, field by field."""
     first = summaries[0]
     result: dict[str, Any] = {}
     for name, value in first.items():

@@ -47,7 +47,7 @@ class Sizes:
 
     @classmethod
     def of(cls, runner: Any) -> Sizes:
-        """Of what a runner of the native back end has loaded."""
+        """The sizes of what a runner of the native back end has loaded."""
         decoder = runner.decoder
         layers = [m for x in decoder.layers for m in (x.qkv, x.o, x.gate_up, x.down)]
         kv_bytes = block_bytes(decoder.config, 1, runner.pool.layout.dtype)
@@ -57,8 +57,8 @@ class Sizes:
     def least_seconds(
         self, ceilings: Mapping[str, float], rows: int, logits: int, context: int = 0
     ) -> float:
-        """Of a step of so many rows, whose `logits` last ones are drawn; `context`: the keys that
-        all its sequences have, together.
+        """The least time of a step of so many rows, the last `logits` of which are drawn.
+        `context`: the keys of all its sequences together.
         """
         parts = [(self.body, rows), (self.head, logits)]
         matrices = sum(
@@ -88,7 +88,7 @@ class Limit:
         return None if self._ceilings is None else self._ceilings.medians()
 
     def ms(self, rows: int, context: int) -> float | None:
-        """Of a step of so many rows, all drawn, over so many keys."""
+        """The least time of a step of so many rows, all drawn, over so many keys."""
         if self._ceilings is None or self._sizes is None:
             return None
         return 1e3 * self._sizes.least_seconds(self._ceilings.medians(), rows, rows, context)

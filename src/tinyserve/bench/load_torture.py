@@ -80,7 +80,7 @@ async def answers_alone(load: Load) -> list[str]:
 
 
 async def crowd(load: Load, count: int, expected: Sequence[str]) -> Outcome:
-    """All at once."""
+    """`count` requests, all at once."""
     return await _run(load, [0.0] * count, expected, leave_within=2.0)
 
 

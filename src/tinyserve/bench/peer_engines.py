@@ -169,7 +169,7 @@ class Tinyserve:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Tinyserve:
-        """With the model that the options name."""
+        """This engine, with the model that the options name."""
         section = model_section(args)
         threads = section["threads"] or default_threads()[0]
         return cls(section["name"], section["quantization"], threads)

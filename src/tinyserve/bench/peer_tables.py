@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tinyserve.bench.common import both, cell, table
+from tinyserve.bench.common import cell, p50_p99, table
 from tinyserve.bench.latency import LATENCIES
 
 OURS = "tinyserve"
@@ -45,7 +45,7 @@ def served_table(result: Mapping[str, Any]) -> str:
     rows = []
     for load, by_server in result.items():
         for name, found in by_server.items():
-            latencies = [both(found.get(key)) for key in LATENCIES]
+            latencies = [p50_p99(found.get(key)) for key in LATENCIES]
             rows.append([load, name, found.get("output_tok_s"), *latencies, found["failed"]])
     header = ["load", "server", "tok/s", "TTFT ms", "inter-token ms", "e2e ms", "failed"]
     return table(header, rows)

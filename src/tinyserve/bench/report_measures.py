@@ -125,7 +125,7 @@ def step_ratio(many: tuple[int, int], key: str = "ms") -> Measure:
 
 
 def row_ratio(many: int, key: str = "ms") -> Measure:
-    """The same of a step of so many rows of one stream over that of one row."""
+    """The time of a step of so many rows of one stream over that of one row; `key` as above."""
 
     def measure(result: Result) -> float | None:
         return _ratio({line["rows"]: line.get(key) for line in result.get("rows", ())}, many, 1)

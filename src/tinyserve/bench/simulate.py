@@ -95,9 +95,7 @@ class StepModel:
 
     @classmethod
     def load(cls, path: str | Path) -> StepModel:
-        """From the JSON that `save` wrote, or from the result of a simulation. Raises
-        ConfigError.
-        """
+        """What `save` wrote, or the result of a simulation has. Raises ConfigError."""
         try:
             values = json.loads(Path(path).read_text())
             values = values.get("step_times", values)
@@ -113,7 +111,7 @@ class StepModel:
             raise ConfigError(f"{path} has no step times") from None
 
     def save(self, path: str | Path, **about: Any) -> None:
-        """As JSON; `about` says what was measured."""
+        """Write it as JSON; `about` says what was measured."""
         Path(path).write_text(json.dumps({**about, **asdict(self)}, indent=1) + "\n")
 
 

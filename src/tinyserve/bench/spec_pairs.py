@@ -62,7 +62,7 @@ class Pair(NamedTuple):
 
     @property
     def cpu(self) -> float:
-        """The same for tokens a second of processor time."""
+        """As `wall`, by processor time."""
         a, b = self.plain, self.drafted
         return (b.tokens / b.cpu_s) / (a.tokens / a.cpu_s)
 

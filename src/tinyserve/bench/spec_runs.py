@@ -58,5 +58,5 @@ def switched_off(steps: Sequence[tuple[float, bool]]) -> float | None:
 
 
 def accepted_share(num_accepted: int, num_drafts: int) -> float | None:
-    """Of the drafts; None of none."""
+    """The share of drafts that were accepted; None where there were none."""
     return num_accepted / num_drafts if num_drafts else None

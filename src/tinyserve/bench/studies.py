@@ -25,13 +25,13 @@ from tinyserve.bench import plots
 from tinyserve.bench.arguments import names_of, plot_file, positive_int
 from tinyserve.bench.common import (
     Sections,
-    both,
     command,
     end_if,
     machine,
     merged,
     model_parser,
     model_section,
+    p50_p99,
     run_program,
     say,
     table,
@@ -246,7 +246,7 @@ def report(variants: dict[str, dict[str, Any]], watched: str) -> str:
     """The variants as a table; latencies in milliseconds, p50 / p99."""
     rows = []
     for name, found in variants.items():
-        latencies = [both(found[key]) for key in ("watched_ttft_s", "watched_inter_token_s")]
+        latencies = [p50_p99(found[key]) for key in ("watched_ttft_s", "watched_inter_token_s")]
         counts = [found[key] for key in ("preemptions", "cached_tokens", "computed_tokens")]
         rows.append([name, found["output_tok_s"], *latencies, *counts])
     whose = f" of {watched}" if watched else ""

@@ -24,13 +24,13 @@ from tinyserve.bench import plots
 from tinyserve.bench.arguments import add_workload, names_of, plot_file, positive_int, rates
 from tinyserve.bench.common import (
     Sections,
-    both,
     command,
     end_if,
     machine,
     merged,
     model_parser,
     model_section,
+    p50_p99,
     run_program,
     say,
     shown_model,
@@ -157,7 +157,7 @@ def sweep(args: argparse.Namespace, names: list[str], run: Run) -> Iterator[dict
 
 
 def _brief(summaries: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """Of each round what policies are compared by, round by round."""
+    """The figures of each round by which policies are compared."""
     return [
         {"output_tok_s": found["output_tok_s"], "ttft_p99_s": found["ttft_s"]["p99"]}
         for found in summaries
@@ -168,7 +168,7 @@ def report(points: list[dict[str, Any]]) -> str:
     """The points as a table; latencies in milliseconds, p50 / p99."""
     rows = []
     for point in points:
-        latencies = [both(point.get(name)) for name in LATENCIES]
+        latencies = [p50_p99(point.get(name)) for name in LATENCIES]
         speed, within = point["output_tok_s"], point["slo_attainment"]
         steady = "no" if not keeps_up(point) else "?" if is_too_short(point) else "yes"
         rows.append([point["rate"], point["policy"], speed, *latencies, within, steady])
@@ -191,7 +191,7 @@ def _configuration(args: argparse.Namespace, name: str) -> TinyServeConfig:
 
 
 def most_tok_s(times: StepModel, args: argparse.Namespace) -> float:
-    """See `StepModel.most_tok_s`."""
+    """What no scheduler exceeds under these options; see `StepModel.most_tok_s`."""
     prompt = (args.prompt.low + args.prompt.high) / 2
     output = (args.output.low + args.output.high) / 2
     chunk = min(args.chunked_prefill_size, round(prompt))
@@ -231,7 +231,7 @@ def _simulated(args: argparse.Namespace) -> tuple[Run, dict[str, Any]]:
 
 
 def step_times(args: argparse.Namespace) -> StepModel:
-    """From the file, or of the model that the options name, on this machine, now."""
+    """Step times from the file if it is there, else measured now with the model of the options."""
     if args.step_times and Path(args.step_times).exists():
         return StepModel.load(args.step_times)
     engine = build_engine(_configuration(args, "continuous"))

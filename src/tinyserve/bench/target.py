@@ -52,7 +52,7 @@ class Target:
 
     @classmethod
     def of(cls, args: argparse.Namespace) -> Target:
-        """As the options say; asks the server for its model's name if none was given."""
+        """The target of the options; the server is asked for its model's name if they have none."""
         return cls(
             args.url,
             endpoint=args.endpoint,
@@ -173,6 +173,6 @@ def first_model(url: str, api_key: str | None = None) -> str | None:
 
 
 def _reason(error: OSError) -> str:
-    """Of a failure to reach the server; a status that it answered with stays whole."""
+    """Why the server could not be reached; a status that it answered with stays whole."""
     is_answer = isinstance(error, urllib.error.HTTPError)
     return str(error) if is_answer else str(getattr(error, "reason", error))

@@ -236,7 +236,7 @@ class LLM:
     def _params(
         self, params: Params, num_prompt: int, fallback: Mapping[str, Any]
     ) -> SamplingParams:
-        """For a prompt of that many tokens."""
+        """The sampling parameters of one prompt, which has `num_prompt` tokens."""
         if isinstance(params, SamplingParams):
             return params
         if params is not None and not isinstance(params, Mapping):
@@ -253,7 +253,7 @@ class LLM:
         lengths: Sequence[int],
         fallback: Mapping[str, Any],
     ) -> list[SamplingParams]:
-        """For prompts of so many tokens each."""
+        """The sampling parameters of prompts of these lengths."""
         if params is None or isinstance(params, SamplingParams | Mapping):
             return [self._params(params, length, fallback) for length in lengths]
         params = plain(params)

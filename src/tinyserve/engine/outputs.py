@@ -31,7 +31,7 @@ class Choice:
 
     @property
     def cumulative_logprob(self) -> float | None:
-        """Of the whole text: the sum over its tokens."""
+        """The logprob of the whole text: the sum over its tokens."""
         return (
             None if self.logprobs is None else sum((t.logprob or 0.0 for t in self.logprobs), 0.0)
         )

@@ -79,7 +79,9 @@ def config_json(config: ModelConfig, eos_ids: Sequence[int], dtype: str) -> dict
 
 
 def _check_readable(config: ModelConfig, data: dict[str, Any]) -> None:
-    """Some flags come with the family and have no field: they must be read back as meant."""
+    """Raise ValueError where it would be read back as another model: some flags come with the
+    family and have no field.
+    """
     read = read_model_config(data, "config.json")
     for field in fields(config):
         if field.name not in ("rope", "max_position_embeddings"):

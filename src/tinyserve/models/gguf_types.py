@@ -47,7 +47,7 @@ class GGMLType:
 
 
 def unpack_floats(dtype: str) -> Callable[[U8], FloatWeight]:
-    """Of a plain type (bf16 as uint16)."""
+    """What unpacks a plain float type; bf16 is held as uint16."""
     return lambda rows: FloatWeight(rows.view(dtype))
 
 

@@ -143,7 +143,7 @@ def read_sampling_defaults(generation: Json) -> dict[str, float | int]:
 
 
 def read_max_new_tokens(generation: Json) -> int | None:
-    """How many tokens generation_config.json gives an answer, if it says so in earnest."""
+    """The longest answer, in tokens, that generation_config.json sensibly allows, if any."""
     value: Any = generation.get("max_new_tokens")
     return value if is_integer(value) and 1 <= value < 2**31 else None
 

@@ -108,6 +108,6 @@ class Extensions(BaseModel):
     grammar: str | None = None
 
     def extensions(self) -> dict[str, Any]:
-        """Those that the client has set."""
+        """The fields of this class that the client has set."""
         values = {name: getattr(self, name) for name in Extensions.model_fields}
         return {name: value for name, value in values.items() if value is not None}

@@ -37,7 +37,7 @@ class MessageFormat:
     def detect(
         cls, source: str | None, *, tool_call_parser: str = "auto", reasoning_parser: str = "none"
     ) -> MessageFormat:
-        """By the settings; where one is "auto", by the text of the chat template."""
+        """The format that the settings name, or for "auto" that the chat template shows."""
         if reasoning_parser == "auto":
             reasoning_parser = "qwen3" if CLOSER in (source or "") else "none"
         return cls(detect_tool_format(source, tool_call_parser), reasoning_parser)

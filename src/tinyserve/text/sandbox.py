@@ -187,7 +187,7 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
 
 
 def _check_growth(name: str, value: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """The same for a method or filter `name` of `value`."""
+    """Refuse, before it is made, what a method or filter `name` of `value` would blow up."""
     if name in _WIDENING:
         numbers = [item for item in (*args, *kwargs.values()) if isinstance(item, (int, float))]
         if any(abs(number) > _MAX_WIDTH for number in numbers):

@@ -239,12 +239,12 @@ def whole_characters(text: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """A string of JSON."""
+    """The text as a string of JSON, in quotes."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def within_quotes(text: str) -> str:
-    """The same without the quotes around it: a piece of a string."""
+    """The text as it stands inside a string of JSON."""
     return quoted(text)[1:-1]
 
 

@@ -49,8 +49,8 @@ def arguments_schema(
 
 
 def _settled(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """As for any other structured output: types are those that the keywords are about, and listed
-    properties are all that there are. Programs fail on arguments that they do not know.
+    """The schema with the types that its keywords imply and with its objects closed, as for any
+    structured output: programs fail on arguments that they do not know.
     """
     return with_closed_objects(with_types(schema))
 

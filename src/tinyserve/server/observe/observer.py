@@ -126,7 +126,7 @@ class Observer:
         bridge = self.bridge
         snapshot = await self.snapshot()
         if bridge.death is not None:
-            snapshot = _of_the_dead(snapshot, bridge)
+            snapshot = _after_death(snapshot, bridge)
         self.gather()
         uptime = {"uptime_s": round(time.monotonic() - self.started, 3)}
         outside = Outside(bridge.stats, bridge.num_queued, bridge.waiting(MAX_LISTED))
@@ -188,7 +188,7 @@ class Observer:
                 self._throughput_log.tick(time.monotonic(), bridge.stats, bridge.num_queued)
 
 
-def _of_the_dead(snapshot: EngineSnapshot, bridge: EngineBridge) -> EngineSnapshot:
-    """Nothing runs any more, whatever the engine's books say."""
+def _after_death(snapshot: EngineSnapshot, bridge: EngineBridge) -> EngineSnapshot:
+    """The last snapshot without its requests: nothing runs any more."""
     no_refs = [0] * len(snapshot.refs)
     return dataclasses.replace(snapshot, sequences=[], refs=no_refs, stats=bridge.stats)

@@ -74,7 +74,7 @@ async def _prepared(service: Service, body: MessagesRequest, client: str) -> Pre
 
 
 def _too_long(num_tokens: int, limit: int) -> ContextLengthError:
-    """In the words that make Claude Code shorten its conversation."""
+    """The error in the words that make Claude Code shorten its conversation."""
     return ContextLengthError(f"prompt is too long: {num_tokens} tokens > {limit - 1} maximum")
 
 

@@ -109,7 +109,7 @@ class BestOfWriter(CompletionWriter):
         return super().whole(kept, maker)
 
     def _mean_logprobs(self, deltas: Sequence[Delta], maker: DeltaMaker) -> dict[int, float]:
-        """Of each choice, over the generated tokens alone."""
+        """The mean logprob of each choice's generated tokens."""
         tokens: dict[int, list[ScoredToken]] = {}
         for delta in deltas:
             tokens.setdefault(delta.index, []).extend(delta.logprobs or ())

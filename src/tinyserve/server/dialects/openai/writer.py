@@ -42,7 +42,7 @@ class WriterOptions:
 
     @classmethod
     def of(cls, body: GenerationRequest) -> WriterOptions:
-        """Those of a request."""
+        """The options that a request asks for."""
         return cls(
             usage=body.include_usage,
             continuous_usage=body.continuous_usage,
