@@ -1,12 +1,18 @@
-"""Reading text files that people bring, with what editors and Git LFS leave in them; and keeping a
-folder of files that can be made again below a size. Knows no format.
+"""Reading text files that people bring, with what editors and Git LFS leave in them; and caches:
+writing a file in one step, and keeping a folder of them below a size. Knows no format.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
+from tinyserve.signals import undone_at_end
+
+UNDONE = ".tmp"  # files still being written
 _POINTER = b"version https://git-lfs"
 
 
@@ -26,6 +32,21 @@ def pointer_hint(path: Path) -> str:
     with path.open("rb") as file:
         is_pointer = file.read(24).startswith(_POINTER)
     return ": it is a Git LFS pointer; `git lfs pull` fetches the file itself" if is_pointer else ""
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to be written, which takes the place of `path` once the block is done. It is removed
+    where the block fails, and where the process ends inside it. Raises OSError.
+    """
+    undone = path.with_name(f"{path.stem}-{os.urandom(8).hex()}{UNDONE}")
+    remove = partial(undone.unlink, missing_ok=True)
+    with undone_at_end(remove):
+        try:
+            yield undone
+            os.replace(undone, path)
+        finally:
+            remove()
 
 
 def make_room(files: Iterable[Path], limit: int, newest: Path) -> None:

@@ -17,26 +17,23 @@ import re
 import time
 import zlib
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tinyserve.config import ModelOptions
-from tinyserve.files import make_room
+from tinyserve.files import UNDONE, make_room, replacing
 from tinyserve.kernels.ops import NUMERICS_VERSION, Backend, Linear
 from tinyserve.kernels.packing import PACKING_VERSION, PackedWeight, aligned_bytes
 from tinyserve.models.cache import cache_dir, sweep
 from tinyserve.models.checkpoint import Checkpoint
-from tinyserve.signals import undone_at_end
 
 logger = logging.getLogger("tinyserve")
 
 KEPT = 8 << 30  # bytes of all files: there is one for each model, option and version
 LARGEST = 2 << 30  # bytes; larger models are packed at every start rather than kept twice on disk
 ALIGNMENT = 64
-UNDONE = ".tmp"  # files still being written
 STALE_S = 3600  # no writer takes this long
 
 
@@ -137,22 +134,15 @@ class PackedCache:
         header = json.dumps(matrices).encode() + b"\n"
         path.parent.mkdir(parents=True, exist_ok=True)
         sweep(path.parent, f"*{UNDONE}", STALE_S)  # each is as large as a model
-        undone = path.with_name(f"{path.stem}-{os.urandom(8).hex()}{UNDONE}")
-        remove = partial(undone.unlink, missing_ok=True)
-        with undone_at_end(remove):
-            try:
-                with undone.open("xb") as file:
-                    file.write(_first_line(0) + header)
-                    checksum = zlib.crc32(header)
-                    for array in arrays:
-                        for piece in (array.view(np.uint8).data, bytes(-array.nbytes % ALIGNMENT)):
-                            checksum = zlib.crc32(piece, checksum)
-                            file.write(piece)
-                    file.seek(0)
-                    file.write(_first_line(checksum))
-                os.replace(undone, path)
-            finally:
-                remove()
+        with replacing(path) as undone, undone.open("xb") as file:
+            file.write(_first_line(0) + header)
+            checksum = zlib.crc32(header)
+            for array in arrays:
+                for piece in (array.view(np.uint8).data, bytes(-array.nbytes % ALIGNMENT)):
+                    checksum = zlib.crc32(piece, checksum)
+                    file.write(piece)
+            file.seek(0)
+            file.write(_first_line(checksum))
 
 
 def _first_line(checksum: int) -> bytes:

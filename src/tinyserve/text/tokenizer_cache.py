@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tinyserve.errors import ModelLoadError
-from tinyserve.files import make_room, pointer_hint
+from tinyserve.files import make_room, pointer_hint, replacing
 from tinyserve.text.tokenizer_spec import TokenizerSpec
 
 if TYPE_CHECKING:
@@ -92,14 +92,11 @@ def _read(path: Path) -> tokenizers.Tokenizer | None:
 
 def _write(path: Path, backend: tokenizers.Tokenizer) -> None:
     body = _fast_json(backend)
-    temporary = path.with_suffix(f".{os.urandom(8).hex()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(_checksum(body) + b"\n" + body)
-        os.replace(temporary, path)
+        with replacing(path) as undone:
+            undone.write_bytes(_checksum(body) + b"\n" + body)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         logger.warning("cannot write the tokenizer cache %s: %s", path, error)
         return
     with contextlib.suppress(OSError):
