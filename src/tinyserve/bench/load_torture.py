@@ -72,7 +72,7 @@ async def answers_alone(load: Load) -> list[str]:
     texts = []
     for number in range(NUM_PROMPTS):
         answer = await post(load.url, load.body(number), {}, PATIENCE_S)
-        problem = _problem(answer, load.num_tokens)
+        problem = _problem(answer)
         if problem is not None:
             raise RuntimeError(f"the server cannot answer a request alone: {problem}")
         texts.append(_text(answer))
@@ -123,13 +123,13 @@ async def _ask(load: Load, number: int, expected: Sequence[str], leave_after: fl
     if answer.status == 429:
         is_told = json.loads(answer.body)["error"]["code"] == "queue_full"
         return "refused" if is_told else f"429 for another reason: {answer.body!r}"
-    problem = _problem(answer, load.num_tokens)
+    problem = _problem(answer)
     if problem is None and _text(answer) != expected[number % NUM_PROMPTS]:
         problem = "the text differs from the one that was given alone"
     return problem or "ended"
 
 
-def _problem(answer: Answer, num_tokens: int) -> str | None:
+def _problem(answer: Answer) -> str | None:
     if answer.status != 200:
         return f"status {answer.status}: {answer.body[:200]!r}"
     if not answer.is_complete or not answer.events or answer.events[-1][1] != b"[DONE]":

@@ -23,6 +23,7 @@ SPACE = " \t\r\n"
 ARGUMENT_KEYS = ("arguments", "parameters")
 _HALF = re.compile("[\ud800-\udfff]")
 TOOL_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+TOOL_NAME_RULE = "must be 1 to 128 letters, digits, '_', '-' and '.'"
 
 
 class NotACall(Exception):

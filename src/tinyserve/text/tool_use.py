@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from tinyserve.errors import RequestError
-from tinyserve.text.tool_json import TOOL_NAME
+from tinyserve.text.tool_json import TOOL_NAME, TOOL_NAME_RULE
 
 MAX_TOOLS = 1024
 Choice = Literal["auto", "required", "named"]
@@ -102,10 +102,7 @@ def _definition(tool: Any, where: str) -> dict[str, Any]:
     where += ".function"
     name = function.get("name")
     if not isinstance(name, str) or not TOOL_NAME.fullmatch(name):
-        raise RequestError(
-            f"{where}.name must be 1 to 128 letters, digits, '_', '-' and '.', not {name!r}",
-            param=f"{where}.name",
-        )
+        raise RequestError(f"{where}.name {TOOL_NAME_RULE}, not {name!r}", param=f"{where}.name")
     kinds = (("description", str, "a string"), ("parameters", Mapping, "an object"))
     for key, wanted, words in kinds:
         if function.get(key) is not None and not isinstance(function[key], wanted):

@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tinyserve.server.dialects.json_node import Node
-from tinyserve.text.tool_json import TOOL_NAME
-
-_NAME_RULE = "must be 1 to 128 letters, digits, '_', '-' and '.'"
+from tinyserve.text.tool_json import TOOL_NAME, TOOL_NAME_RULE
 
 
 def function_tool(node: Node, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -20,7 +18,7 @@ def function_tool(node: Node, name: str, parameters: Mapping[str, Any]) -> dict[
     Raises RequestError naming the member at fault.
     """
     if not TOOL_NAME.fullmatch(name):
-        raise node.get("name").fault(_NAME_RULE)
+        raise node.get("name").fault(TOOL_NAME_RULE)
     function: dict[str, Any] = {"name": name, "parameters": parameters}
     description = node.get("description").text_or("")
     if description:

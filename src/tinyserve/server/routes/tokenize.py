@@ -130,8 +130,7 @@ async def _ids(service: Service, body: TokenizeRequest) -> list[int]:
         return await service.off_loop_if(
             len(text), lambda: encode(text, add_special_tokens=special)
         )
-    fields = {name: getattr(body, name) for name in _CHAT_FIELDS}
-    chat = as_chat_request({k: v for k, v in fields.items() if v is not None})
+    chat = as_chat_request({name: getattr(body, name) for name in _CHAT_FIELDS})
     return await service.prompt_of(chat)
 
 
