@@ -233,7 +233,8 @@ def test_health_while_idle_and_busy(served: Live) -> None:
 def test_health_is_503_until_the_model_is_there() -> None:
     loading: Future[Engine] = Future()
     ready: list[Engine] = []
-    app = create_app(loading=loading, config=ServerConfig(), on_ready=ready.append)
+    app = create_app(loading=loading, config=ServerConfig())
+    app.state.tinyserve.on_ready = ready.append
     engine = make_engine()
 
     async def scenario() -> None:

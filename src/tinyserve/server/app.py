@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 
 from starlette.applications import Starlette
@@ -44,13 +44,10 @@ def create_app(
     *,
     loading: Future[Engine] | None = None,
     config: ServerConfig | None = None,
-    on_ready: Callable[[Engine], None] | None = None,
 ) -> Starlette:
     """The application for `engine`, or for the one that `loading` will hold.
 
-    `on_ready` is told the engine when requests can be answered.
-
-    `config` defaults to the engine's. The state is at `app.state.tinyserve`.
+    `config` defaults to the engine's. The `ServerState` is at `app.state.tinyserve`.
     """
     if config is None:
         config = engine.config.server if engine is not None else ServerConfig()
@@ -62,7 +59,7 @@ def create_app(
         if engine is not None:
             state.start(engine)
         elif loading is not None:
-            waiting = asyncio.create_task(_start_when_loaded(state, loading, on_ready))
+            waiting = asyncio.create_task(_start_when_loaded(state, loading))
         yield
         if waiting is not None:
             waiting.cancel()
@@ -81,21 +78,15 @@ def create_app(
     return app
 
 
-async def _start_when_loaded(
-    state: ServerState,
-    loading: Future[Engine],
-    on_ready: Callable[[Engine], None] | None,
-) -> None:
+async def _start_when_loaded(state: ServerState, loading: Future[Engine]) -> None:
     try:
         engine = await asyncio.wrap_future(loading)
     except Exception as error:
         state.load_error = error
-        if state.on_load_error is not None:
-            state.on_load_error()
+        state.on_load_error()
         return
     state.start(engine)
-    if on_ready is not None:
-        on_ready(engine)
+    state.on_ready(engine)
 
 
 class RootPath:

@@ -64,16 +64,7 @@ def serve(
 
     `on_ready` is told the engine and the URL when requests can be answered.
     """
-
-    def announce(engine: Engine) -> None:
-        assert state.bridge is not None
-        collector = Collector(state.bridge)
-        collector.start()
-        ending.callback(collector.stop)
-        if on_ready is not None:
-            on_ready(engine, url)
-
-    app = create_app(loading=loading, config=config, on_ready=announce)
+    app = create_app(loading=loading, config=config)
     state: ServerState = app.state.tinyserve
     knows = host_rule(config, has_keys=bool(state.keys))
     settings = web_settings(app if knows is None else HostGuard(app, knows), config)
@@ -87,6 +78,16 @@ def serve(
         listening(config) as listener,
     ):
         url = url_of(config, listener)
+
+        def ready(engine: Engine) -> None:
+            assert state.bridge is not None
+            collector = Collector(state.bridge)
+            collector.start()
+            ending.callback(collector.stop)
+            if on_ready is not None:
+                on_ready(engine, url)
+
+        state.on_ready = ready
         server.run(sockets=duplicates(listener))
     if state.load_error is not None:
         raise state.load_error

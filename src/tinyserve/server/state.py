@@ -29,7 +29,9 @@ class ServerState:
         self.service: Service | None = None
         self.bridge: EngineBridge | None = None
         self.load_error: BaseException | None = None
-        self.on_load_error: Callable[[], None] | None = None
+        # Hooks for whoever serves the application, called on the event loop.
+        self.on_ready: Callable[[Engine], None] = lambda engine: None  # requests can be answered
+        self.on_load_error: Callable[[], None] = lambda: None
         self.is_draining = False
         self._last_death: BaseException | None = None
 
