@@ -151,7 +151,7 @@ def _expand_spec(layer: Layer) -> Layer:
     known = settings_of(SpecConfig)
     held = checked(known["speculative_config"], spec.pop("speculative_config", None)) or {}
     for key, value in held.items():
-        name = "draft_model" if key == "model" else key  # as vLLM calls it
+        name = "draft_model" if key == "model" else key  # vLLM's name
         if name not in known or name == "speculative_config":
             raise ConfigError(
                 f"spec.speculative_config: unknown setting {key!r}" + did_you_mean(key, known)

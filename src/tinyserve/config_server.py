@@ -10,7 +10,7 @@ from typing import ClassVar
 from tinyserve.errors import ConfigError
 from tinyserve.settings import check, setting
 
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#*\sA-Z]+")  # as in the header, to be compared with
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#*\sA-Z]+")  # as in the header of that name
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class ServerConfig:
             if any(not item for item in getattr(self, name)):
                 raise ConfigError(f"server.{name} must not hold an empty string")
         object.__setattr__(self, "host", self.host.strip("[]"))  # URLs write IPv6 addresses so
-        if not self.host.strip():  # which would be every address of the machine
+        if not self.host.strip():  # "" would mean every address of the machine
             raise ConfigError("server.host must not be empty; 0.0.0.0 listens on all addresses")
         for item in self.allowed_origins:
             if item not in ("*", "null") and not _ORIGIN.fullmatch(item):

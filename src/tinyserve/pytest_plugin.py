@@ -51,7 +51,7 @@ class TinyserveServer:
 
     url: str  # http://127.0.0.1:PORT
     model: str  # its name in the API; "tinyserve" works as well
-    log_path: Path  # what it prints
+    log_path: Path  # receives what the server prints
 
     @property
     def base_url(self) -> str:
@@ -143,7 +143,7 @@ def start_server(
             f"did not start in {timeout_s:g} s" if code is None else f"ended with exit code {code}"
         )
         printed = _tail(log_path)
-        was_taken = "cannot listen on" in printed  # by somebody faster
+        was_taken = "cannot listen on" in printed  # another process was faster
         if not was_taken or attempt == PORT_TRIES:
             raise StartError(f"tinyserve {how}\n{printed}")
     raise AssertionError("unreachable")
@@ -154,7 +154,7 @@ def stop_server(process: subprocess.Popen[bytes]) -> None:
     from tinyserve.bench.served import end
 
     if process.stdin is not None:
-        process.stdin.close()  # which it takes for the end of the test run
+        process.stdin.close()  # tells the server that the test run has ended
     end(process)
 
 

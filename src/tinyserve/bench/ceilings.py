@@ -24,7 +24,7 @@ RATES = {
 READ_BYTES = 128 << 20
 PROBES = 3  # after one that is left out; the median counts
 CACHES = 96 << 20  # bytes that no cache holds
-LONG_S = 3.0  # of a case's rounds: then no further one
+LONG_S = 3.0  # a case that took this long gets no further round
 REST_S = 0.005  # between runs of two engines: idle threads stay awake for a while
 
 

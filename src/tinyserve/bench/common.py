@@ -24,7 +24,7 @@ from tinyserve.kernels.select import choose_backend
 from tinyserve.kernels.threads import default_threads
 
 T = TypeVar("T")
-Sections = dict[str, dict[str, Any]]  # of a configuration
+Sections = dict[str, dict[str, Any]]  # a configuration's
 # name -> (model, quantization): random weights in the shape of real models
 SIZES: dict[str, tuple[str, str | None]] = {
     "tiny": ("synthetic", None),

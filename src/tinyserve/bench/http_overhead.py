@@ -160,7 +160,7 @@ def measured(server: Server, work: Callable[[], object], count: int) -> Cost:
     """What `work` costs, divided by `count`."""
     loop, engine = server.loop_s(), server.engine_s()
     work()
-    time.sleep(0.02)  # what follows the last byte is part of it
+    time.sleep(0.02)  # work that follows the last byte counts, too
     loop, engine = server.loop_s() - loop, server.engine_s() - engine
     return Cost(loop / count * 1e6, engine / count * 1e6)
 

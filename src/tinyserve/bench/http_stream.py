@@ -43,8 +43,8 @@ class _Collector:
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
         self.parser = httptools.HttpResponseParser(self)
-        self._rest = b""  # of a line
-        self._data: list[bytes] = []  # of an event
+        self._rest = b""  # the beginning of a line
+        self._data: list[bytes] = []  # the event's data lines so far
         self._after_cr = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -87,7 +87,7 @@ async def post(
     """POST JSON and collect the answer. Raises OSError, TimeoutError, HttpParserError."""
     try:
         return await asyncio.wait_for(_post(url, body, headers), timeout_s)
-    except asyncio.TimeoutError:  # which is not TimeoutError before Python 3.11
+    except asyncio.TimeoutError:  # not the built-in TimeoutError before Python 3.11
         raise TimeoutError(f"no answer within {timeout_s:g} s") from None
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 LATE = 1.05  # see `keeps_up`
-LATENCIES = ("ttft_s", "inter_token_s", "e2e_s")  # of a summary
+LATENCIES = ("ttft_s", "inter_token_s", "e2e_s")  # keys of a summary
 
 
 @dataclass
@@ -23,7 +23,7 @@ class Record:
     arrived: float
     prompt_tokens: int = 0
     token_times: list[float] = field(default_factory=list)
-    num_tokens: int = 0  # where the server counts them itself; else one per token time
+    num_tokens: int = 0  # as counted by the server; else one per token time
     client: str = ""
     error: str | None = None
     cached_tokens: int = 0

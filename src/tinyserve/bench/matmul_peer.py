@@ -90,7 +90,7 @@ def _started(python: str, kind: str, shapes: Sequence[Shape], threads: int) -> I
         finally:
             process.kill()
             assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # of what it did not read any more
+            with contextlib.suppress(BrokenPipeError):  # it may end without having read everything
                 process.stdin.close()
 
 

@@ -47,7 +47,7 @@ class LlamaCpp:
     folder: Path
     model: Path
     threads: int
-    options: tuple[str, ...] = ()  # of every program, such as -rtr of ik_llama.cpp
+    options: tuple[str, ...] = ()  # given to each of its programs, such as ik_llama.cpp's -rtr
 
     @classmethod
     def parse(cls, text: str, threads: int) -> LlamaCpp:
@@ -99,7 +99,7 @@ class PythonPeer:
 
     name: str
     python: Path
-    engine: str  # as peer_offline.py calls it
+    engine: str  # peer_offline.py's name for it
     model: Path
     threads: int
 
@@ -131,7 +131,7 @@ class ServedPeer:
     """Any server with OpenAI's API and `/health`, by the command that starts it."""
 
     name: str
-    template: str  # with {port}, {seats} and {context}
+    template: str  # holds {port}, {seats} and {context}
 
     @classmethod
     def parse(cls, text: str) -> ServedPeer:

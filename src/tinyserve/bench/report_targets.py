@@ -32,7 +32,7 @@ from tinyserve.bench.report_measures import (
 )
 from tinyserve.bench.results import Results
 
-NEAR = 0.9  # of the limit: as good as at it
+NEAR = 0.9  # from this share of a limit on, it counts as reached
 AMX = "-amx"  # ends the names of the second machine's results
 
 

@@ -32,7 +32,7 @@ from tinyserve.kv.manager import KVManager
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 LONG_CONTEXT = 1024
-TOKEN = 7  # what a simulated model says, for ever
+TOKEN = 7  # all that a simulated model ever says
 PREFIX = 64  # tokens; see `by_prefix`
 
 
@@ -62,7 +62,7 @@ class StepModel:
         On average requests have `prompt` tokens, of which a step takes `chunk` beside the decodes,
         and `output` tokens.
         """
-        rows = 1.0 * seats  # of a step in which everybody decodes
+        rows = 1.0 * seats  # in a step in which everybody decodes
         step = self._base(seats) + self.per_draw * (seats - 1)
         step += self.per_context * rows * (prompt + output / 2)
         chunk_s = (

@@ -72,8 +72,8 @@ class Side:
 
     def __init__(self, core: EngineCore) -> None:
         self.core = core
-        self.said: dict[str, list[int]] = {}  # of the present batch, by request
-        self.total = Cost()  # of whole slices
+        self.said: dict[str, list[int]] = {}  # the present batch's tokens, per request
+        self.total = Cost()  # whole slices only
         self.num_steps = 0
         self.drafting: list[tuple[float, bool]] = []  # (seconds, whether it had drafts) of steps
 
@@ -126,7 +126,7 @@ def halves(cache: CacheConfig) -> tuple[KVManager, KVManager]:
     half, size = cache.num_blocks // 2, cache.block_size
     first = KVManager(half, size, enable_prefix_caching=False)
     second = KVManager(2 * half, size, enable_prefix_caching=False)
-    second.open(BlockTable(), [0] * (half * size))  # for ever: these are the other's
+    second.open(BlockTable(), [0] * (half * size))  # never released: those are the other half's
     return first, second
 
 

@@ -157,7 +157,7 @@ def first_model(url: str, api_key: str | None = None) -> str | None:
     if api_key:
         request.add_header("Authorization", f"Bearer {api_key}")
     try:
-        with unproxied(request, timeout=30) as response:  # as the load itself
+        with unproxied(request, timeout=30) as response:  # no proxy, as for the load itself
             data = json.load(response).get("data")
         return str(data[0]["id"]) if data else None
     except (

@@ -59,7 +59,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=_Help,
     )
     parser.add_argument("--version", action="version", version=f"tinyserve {tinyserve.__version__}")
-    parser.set_defaults(parser=parser)  # for `parse_arguments`; a command puts its own here
+    parser.set_defaults(parser=parser)  # `parse_arguments` reports with it; a command sets its own
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     serve = _command(

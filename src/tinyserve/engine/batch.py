@@ -17,7 +17,7 @@ from tinyserve.engine.plan import Chunk
 from tinyserve.kernels.ops import I32, Batch
 from tinyserve.kv.pool import KVPool
 
-Blocks = tuple[int, ...]  # of one sequence
+Blocks = tuple[int, ...]  # one sequence's KV blocks
 
 
 class BatchBuilder:
@@ -83,7 +83,7 @@ class BlockTables:
         self._pool = pool
         self._block_size = pool.layout.block_size
         self._seq_ids: list[int] = []
-        self._blocks: list[Blocks] = []  # what the rows hold
+        self._blocks: list[Blocks] = []  # per row
         self._rows = np.zeros((1, 0), np.int32)  # [sequences + 1, most blocks]; the last is spare
         self.ids: I32 = self._rows.reshape(-1)
         self.starts: I32 = np.zeros(1, np.int32)

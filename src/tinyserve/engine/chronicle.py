@@ -98,7 +98,7 @@ class Chronicle:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._lives: dict[str, list[Life]] = {}  # by request, while any choice is unfinished
+        self._lives: dict[str, list[Life]] = {}  # per request, while any choice is unfinished
 
     def take(self, record: Record) -> None:
         if isinstance(record, Stepped):

@@ -64,7 +64,7 @@ class EngineCore:
         self._jobs: dict[str, Job] = {}
         self._ready: list[RequestOutput] = []  # outputs that no step has to compute
         self.clock: Callable[[], float] = monotonic
-        self.lap: Lap | None = None  # what the latest call of `step` computed
+        self.lap: Lap | None = None  # what the latest `step` computed
         self._next_seq_id = 0
         self._num_steps = 0
         self._num_prompt_tokens = 0

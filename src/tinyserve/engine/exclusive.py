@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-_put_off: dict[int, Callable[..., Any]] = {}  # by signal, the handlers that wait; main thread only
+_put_off: dict[int, Callable[..., Any]] = {}  # signal: its handler that waits; main thread only
 
 
 class Exclusive:
@@ -64,7 +64,7 @@ class Exclusive:
 
 
 _all: weakref.WeakSet[Exclusive] = weakref.WeakSet()
-_taken: list[Exclusive] = []  # by the thread that forks
+_taken: list[Exclusive] = []  # those that the forking thread holds
 
 
 def _before_fork() -> None:

@@ -152,7 +152,7 @@ class FairPolicy(Policy):
     MAX_CLIENTS = 4096  # counters kept for clients that are not in line
 
     def __init__(self) -> None:
-        self._lines: dict[str, WaitingQueue] = {}  # of clients in line, none empty
+        self._lines: dict[str, WaitingQueue] = {}  # per client in line, none empty
         self._served: OrderedDict[str, int] = OrderedDict()  # longest absent first
         self._heap: list[tuple[int, Order, str]] = []  # one entry per client; counters may lag
         self._in_heap: set[str] = set()

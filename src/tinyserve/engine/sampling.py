@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tinyserve.errors import RequestError
-from tinyserve.kernels.ops import SampledToken as SampledToken  # what comes of a row
+from tinyserve.kernels.ops import SampledToken as SampledToken  # a row's result
 
 GREEDY_EPSILON = 1e-5  # temperatures below this are greedy
 MAX_N = 128

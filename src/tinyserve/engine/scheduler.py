@@ -68,9 +68,9 @@ class Scheduler:
         self._step = 0  # marks what this step has planned or swaps in
         self._budget = 0  # tokens left in this step
         self._ran_out = False  # this step has preempted
-        self._seqs: list[Sequence] = []  # what this step has planned, and their chunks
+        self._seqs: list[Sequence] = []  # planned for this step, with their chunks
         self._chunks: list[Chunk] = []
-        self._drafts: dict[int, Draft] = {}  # by sequence id
+        self._drafts: dict[int, Draft] = {}  # per sequence id
         self.counters = SchedulerCounters()
 
     @property

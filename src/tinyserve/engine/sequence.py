@@ -68,7 +68,7 @@ class Sequence:
         self.finish_reason: FinishReason | None = None
         self.was_admitted = False
         self.step = -1  # the latest step that planned it or swaps it in, and so may not preempt it
-        self.row: SampleRow | None = None  # of its next draw, handed in again and again
+        self.row: SampleRow | None = None  # for its next draw; the same object every time
         self.num_charged = 0  # tokens the fair policy has counted; recomputing them is free
 
     @property

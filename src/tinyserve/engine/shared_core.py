@@ -13,7 +13,7 @@ from tinyserve.engine.exclusive import Exclusive
 from tinyserve.engine.request import EngineRequest, RequestOutput
 from tinyserve.errors import TinyServeError
 
-Inbox = deque[RequestOutput]  # what has come for one call
+Inbox = deque[RequestOutput]  # the outputs that have come for one call
 
 
 class SharedCore:
@@ -23,7 +23,7 @@ class SharedCore:
         self.inboxes: dict[str, Inbox] = {}
         self._core = core
         self._given_up: deque[str] = deque()  # requests that the engine may not have aborted yet
-        self._use = Exclusive()  # of the engine
+        self._use = Exclusive()  # one thread at a time uses the engine
 
     def submit(self, request: EngineRequest, inbox: Inbox) -> None:
         """Let the engine have a request. Raises RequestError."""

@@ -20,7 +20,7 @@ from tinyserve.engine.snapshot import EngineSnapshot
 from tinyserve.engine.step import Lap
 from tinyserve.engine.trace import TraceRecorder
 
-MAX_RECORDS = 1 << 16  # that wait to be taken out; beyond, the oldest are dropped
+MAX_RECORDS = 1 << 16  # waiting to be taken out; beyond, the oldest are dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class TimedCore:
     def __init__(self, core: EngineCore) -> None:
         self._core = core
         self._unscheduled: set[str] = set()  # requests that no step has computed yet
-        self.tracer: TraceRecorder | None = None  # while a trace is being recorded
+        self.tracer: TraceRecorder | None = None  # set while a trace is being recorded
         self.records: deque[Record] = deque(maxlen=MAX_RECORDS)
 
     def add_request(self, request: EngineRequest) -> None:

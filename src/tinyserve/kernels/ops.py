@@ -21,7 +21,7 @@ from tinyserve.kernels.formats import F32, Weight
 I32 = NDArray[np.int32]
 NUMERICS_VERSION = 4  # changes whenever any bit of any result may change
 Array = Any  # a back end's own handle of an f32 matrix
-Prepared = Any  # what the back end's `linear` returned
+Prepared = Any  # what the back end's `linear` returned, opaque to callers
 
 
 @dataclass(slots=True, eq=False)

@@ -93,9 +93,9 @@ class Recorder:
         self.logits = logits
         self.ops: list[OpStruct] = []
         self.keep: list[Any] = []  # everything that `ops` point to
-        self.nbytes = 0  # of all buffers
+        self.nbytes = 0  # all buffers together
         self._bf16x2 = bf16x2
-        self._free: dict[int, list[F32]] = {}  # by width
+        self._free: dict[int, list[F32]] = {}  # buffers to use again, per width
 
     def embed(self, table: NativeLinear) -> Array:
         out = self._matrix(table.k)
@@ -224,7 +224,7 @@ class Program:
         self.output = output
         self.nbytes = recorder.nbytes
         self.cascade = True
-        self._recorder, self._kv = recorder, kv  # what the operations point to must stay
+        self._recorder, self._kv = recorder, kv  # kept alive: the operations point into them
         self._result = output.data[:0, : output.width]
         self._library = load_library()
         ops = (OpStruct * len(recorder.ops))(*recorder.ops)

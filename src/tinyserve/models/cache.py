@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tinyserve.errors import ConfigError
 
-NUM_SAMPLES, SAMPLE_SIZE = 128, 4096  # of each file, evenly spread; bytes
+NUM_SAMPLES, SAMPLE_SIZE = 128, 4096  # samples per file, evenly spread; bytes per sample
 
 
 def cache_dir() -> Path:

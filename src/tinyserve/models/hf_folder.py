@@ -43,7 +43,7 @@ _OF_QUANTIZED = (
     *(".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv"),
     *(".weight_scale_2", ".SCB", ".absmax"),
 )
-MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers
+MODULES = ("Transformer", "Pooling", "Normalize")  # of sentence-transformers: those we know
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def load_folder(folder: Path, name: str) -> Checkpoint:
     files = find_files(folder)
     tensors = _named_alike(open_tensors(files, read_index(folder)))
     if config.tie_word_embeddings and EMBEDDING not in tensors and LM_HEAD in tensors:
-        tensors[EMBEDDING] = tensors[LM_HEAD]  # of two names for one tensor, the other was saved
+        tensors[EMBEDDING] = tensors[LM_HEAD]  # one tensor, saved under the other name
     config = _resolve_head(config, tensors.keys(), folder)
     _refuse_additions(tensors.keys(), folder)
     shapes = {tensor: stored.shape for tensor, stored in tensors.items()}

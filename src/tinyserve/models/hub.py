@@ -70,7 +70,7 @@ def download(hub_id: HubId) -> Path:
     except Exception as error:  # the client's errors have no common base besides this
         raise ModelLoadError(_failure(hub_id, error)) from error
     if (folder / "adapter_config.json").is_file():
-        return folder  # for the loader to refuse
+        return folder  # the loader refuses it
     for kind, pattern in (("config.json", "config.json"), (".safetensors file", "*.safetensors")):
         if not any(folder.glob(pattern)):
             raise ModelLoadError(

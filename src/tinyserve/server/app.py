@@ -121,7 +121,7 @@ def _add_middleware(app: Starlette, state: ServerState) -> None:
             allow_origins=list(config.allowed_origins),
             allow_methods=["GET", "POST"],
             allow_headers=["*"],
-            allow_private_network=True,  # from a public page to this machine: the same question
+            allow_private_network=True,  # browsers ask before a public page may call this machine
             expose_headers=["X-Request-Id", "Request-Id", "Retry-After"],
         )
 

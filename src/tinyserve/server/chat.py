@@ -20,7 +20,7 @@ from tinyserve.text.normalise import content_text
 from tinyserve.text.tokenizer import Tokenizer
 from tinyserve.text.tool_use import ToolUse, read_tool_use
 
-TEMPLATE_CHARACTERS = 32  # that a chat template adds to each message, about
+TEMPLATE_CHARACTERS = 32  # roughly what a template adds to each message
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def chat_prompt(engine: Engine, body: ChatRequest) -> list[int]:
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
     if body.reasoning_effort == "none":
-        kwargs.setdefault("enable_thinking", False)  # as the templates of most models call it
+        kwargs.setdefault("enable_thinking", False)  # the usual name in templates
     return intake.encode_chat(
         [message.for_template() for message in body.messages],
         tools=None if tools is None else tools.definitions,

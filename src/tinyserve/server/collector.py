@@ -52,9 +52,9 @@ class Collector:
         self._server = server
         self._before = gc.get_threshold()
         self._task: asyncio.Task[None] | None = None
-        self._num_blocks = 0  # in use after the last full collection
+        self._num_blocks = 0  # blocks in use after the last full collection
         self._collected_at = -1  # the engine's steps, then
-        self._seen_at = -1  # and at the last tick
+        self._seen_at = -1  # blocks in use at the last tick
 
     def start(self) -> None:
         gc.freeze()

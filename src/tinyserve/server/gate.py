@@ -30,7 +30,7 @@ class Gate:
         self._app = app
         self._line: FairRequestQueue[asyncio.Future[None]] = FairRequestQueue(max_waiting)
         self._numbers = itertools.count()
-        self._has_let_in = False  # in this round of the loop
+        self._has_let_in = False  # whether it has, in this round of the event loop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] == "POST":

@@ -13,7 +13,7 @@ from starlette.types import Scope
 from tinyserve.server.errors import HTTPError
 from tinyserve.server.session import ClientGoneError
 
-MAX_VALUES = 1 << 18  # in one body; JSON of millions of them would hold up the loop for seconds
+MAX_VALUES = 1 << 18  # per body; parsing millions of them would hold up the loop for seconds
 ANSWER_ID = "tinyserve.answer_id"  # key in the scope: the answer's id, once there is one
 BODY_TIMEOUT_S = 60.0  # for a body to arrive, whatever its size
 
@@ -67,7 +67,7 @@ def _too_large(limit: int) -> HTTPError:
 
 def given_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
     """The key that a request shows: `Authorization: Bearer`, else Anthropic's `x-api-key`."""
-    named = dict(reversed(headers))  # of a header that comes twice, the first counts
+    named = dict(reversed(headers))  # the first of two headers of one name counts
     scheme, _, key = named.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer":
         return key.strip()

@@ -16,12 +16,12 @@ from tinyserve.server.protocol import ChatRequest, CompletionRequest, Generation
 from tinyserve.server.truncation import check_truncation
 
 MAX_BEST_OF = 20
-MAX_PROMPTS = 1024  # in one request
+MAX_PROMPTS = 1024  # per request
 MAX_CHOICES = 1024  # prompts times n
 MAX_SALT_LENGTH = 1024
 MAX_PRIORITY = 2**31
-MAX_CHARACTERS = {"stop": 1024, "bad_words": 256}  # of each string
-MAX_STOP_CHARACTERS = 16384  # of all stop strings: each choice makes tables of them
+MAX_CHARACTERS = {"stop": 1024, "bad_words": 256}  # per string
+MAX_STOP_CHARACTERS = 16384  # in all: each choice builds tables of them
 MAX_SCORES = 1 << 21  # logprobs kept for one answer, of prompts and of what is not streamed
 
 

@@ -41,7 +41,7 @@ def duplicates(listener: socket.socket) -> list[socket.socket]:
     socket, `/health` would wait for seconds behind a crowd of new connections.
     """
     copies = [listener.dup() for _ in range(NUM_DUPLICATES)]
-    listener.close()  # or the port would stay open after the copies are closed
+    listener.close()  # otherwise the port would stay open after the copies are closed
     return copies
 
 

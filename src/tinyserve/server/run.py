@@ -42,8 +42,8 @@ logger = logging.getLogger("tinyserve.server")
 # Idle connections are kept longer than clients and proxies keep them (httpx 5 s, load balancers
 # 60 s): where the server closes first, the request that was just being sent is lost.
 KEEP_ALIVE_S = 75
-TAKE_IN_S = 0.2  # to accept and read what had connected before the end of listening
-GRACE_S = 2  # for responses to go out once their requests have been ended
+TAKE_IN_S = 0.2  # for connections made before listening ended to be accepted and read
+GRACE_S = 2  # for the last responses to go out once their requests have been ended
 REPEAT_S = 0.5  # `timeout` and others send one signal to the process and to its group
 DEATH_GRACE_S = 2.0  # for clients and probes to learn that the engine is dead
 CERT_REQS = {

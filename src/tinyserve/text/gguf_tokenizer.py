@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import tokenizers
     from tokenizers import pre_tokenizers
 
-CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # of tokenizer.ggml.token_type
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # values in tokenizer.ggml.token_type
 _SPACE = "\u2581"  # SentencePiece's visible space
 
 _ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -42,7 +42,7 @@ class PreTokenizer:
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False  # a word that is a vocabulary entry is taken whole
-    adds_bos: bool = False  # where tokenizer.ggml.add_bos_token is absent
+    adds_bos: bool = False  # if tokenizer.ggml.add_bos_token is absent
     uses_nfc: bool = False  # text is composed (Unicode NFC) first
 
 

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tinyserve")
 
 TIME_LIMIT_S = 5.0
-FIRST_TIME_S = 30.0  # in addition, while the token table is being built
+FIRST_TIME_S = 30.0  # added while the token table is being built
 MAX_CACHED = 64
-MAX_CACHED_CHARACTERS = 1 << 20  # of all cached specs, a measure of the grammars' size
+MAX_CACHED_CHARACTERS = 1 << 20  # in all cached specs: a measure of the grammars' size
 NUM_THREADS = 2
 RENEWAL_S = 0.25  # a grammar that took longer is not compiled again while the engine waits for it
 MAX_USES = 256  # choices that may share one lexer, whose states only ever grow
@@ -210,7 +210,7 @@ class GrammarCompiler:
             thread = threading.Thread(
                 target=self._run, args=(spec, pending), name="grammar-compiler", daemon=True
             )
-            usual = threading.stack_size(STACK_BYTES)  # of all new threads: set back at once
+            usual = threading.stack_size(STACK_BYTES)  # for every new thread, so set back at once
             try:
                 thread.start()
                 self._num_running += 1

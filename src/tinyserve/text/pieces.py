@@ -64,7 +64,7 @@ class TokenPieces:
         )
         self._bytes: list[bytes | None] = [None] * self.vocab_size
         self._texts: dict[int, str | None] = {}
-        self.plain_texts: dict[int, str] = {}  # as far as known; of whole, not special tokens
+        self.plain_texts: dict[int, str] = {}  # known so far; tokens that are whole and not special
 
     @property
     def strip(self) -> int:

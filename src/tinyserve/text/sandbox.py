@@ -30,10 +30,10 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MAX_ROUNDS = 1_000_000  # loop rounds and calls of one render
-MAX_SECONDS = 5.0  # of the processor: a machine that pauses must not change what a prompt says
-MAX_CHARS = 1 << 24  # of the output, and of any text made on the way
-MAX_ITEMS = 1 << 20  # of any list or object made on the way
-_MAX_WIDTH = 1 << 16  # of an indent, a column, a batch
+MAX_SECONDS = 5.0  # of processor time: a machine that pauses must not change what a prompt says
+MAX_CHARS = 1 << 24  # in the output, and in any text made on the way
+MAX_ITEMS = 1 << 20  # in any list or object made on the way
+_MAX_WIDTH = 1 << 16  # for an indent, a column, a batch
 _WIDENING = {
     *("ljust", "rjust", "center", "zfill", "expandtabs", "to_bytes"),  # methods
     *("indent", "batch", "slice", "round", "tojson"),  # filters; "center" too

@@ -69,7 +69,7 @@ class ChatTemplate:
         self._named = dict(named or {})
         self._special_tokens = dict(special_tokens or {})
         self._compiled: dict[str, jinja2.Template] = {}
-        self._wants_parts: dict[str, bool] = {}  # by source
+        self._wants_parts: dict[str, bool] = {}  # per template source
 
     @property
     def all_sources(self) -> str:
@@ -125,7 +125,7 @@ class ChatTemplate:
             )
         chat = normalise_messages(messages)
         if not (template_knows_calls(source) and template_knows_tools(source)):
-            chat = with_calls_written_out(chat)  # as we teach to write them
+            chat = with_calls_written_out(chat)  # in the form that the prompt taught
         elif template_wants_short_ids(source):
             chat = with_short_ids(chat)
         if continue_final_message:

@@ -117,7 +117,7 @@ def _with_single_calls(messages: Objects) -> Objects:
             own = [r for r in results if r.get("tool_call_id") == call.get("id")]
             results = [r for r in results if r not in own]
             result += own
-        result += results  # of no call that there is
+        result += results  # those that belong to no call of this message
     return result
 
 

@@ -39,7 +39,7 @@ class Tokenizer:
         _forget_training(backend)
         _add_named(backend, spec.named_tokens)
         self._backend = backend
-        self._spec = replace(spec, gguf_vocab=None)  # which would keep the model's file open
+        self._spec = replace(spec, gguf_vocab=None)  # it would keep the model's file open
         self._pieces = TokenPieces(backend, {t.content for t in spec.named_tokens if t.special})
         before, after = _added_around(backend, self.bos_token_id)
         self._prefix = _ruled(before, self.bos_token_id, spec.add_bos)

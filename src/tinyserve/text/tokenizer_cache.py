@@ -100,7 +100,7 @@ def _write(path: Path, backend: tokenizers.Tokenizer) -> None:
         logger.warning("cannot write the tokenizer cache %s: %s", path, error)
         return
     with contextlib.suppress(OSError):
-        make_room(path.parent.iterdir(), KEPT, path)  # with what killed writers left there
+        make_room(path.parent.iterdir(), KEPT, path)  # also removes what killed writers left there
 
 
 def _fast_json(backend: tokenizers.Tokenizer) -> bytes:

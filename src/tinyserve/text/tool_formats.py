@@ -32,7 +32,7 @@ from tinyserve.text.tool_json import (
 from tinyserve.text.tool_pythonic import read_pythonic
 from tinyserve.text.tool_xml import END_OF_CALL, FUNCTION, read_xml
 
-MAX_HEAD = 256  # of Mistral's newer form: a name, an id and two markers
+MAX_HEAD = 256  # characters; Mistral's newer form: a name, an id and two markers
 
 
 def openai_id() -> str:
@@ -54,7 +54,7 @@ class ToolFormat:
     # Reading. Openers announce a call anywhere in a text, closers end one.
     openers: tuple[str, ...]
     closers: tuple[str, ...]
-    read: Callable[[Calls], Reading[str]]  # from after the opener; returns what it read too much
+    read: Callable[[Calls], Reading[str]]  # what follows the opener; returns what it read too much
     # Writing: what stands before a call's name, between the name and the arguments, and after them.
     call: tuple[str, str, str]
     first: str = ""  # before the first call
@@ -62,7 +62,7 @@ class ToolFormat:
     last: str = ""  # after the last call
     bare: str = ""  # the character by which a line may begin with a call that nothing announces
     is_name_quoted: bool = True  # the name is written as JSON
-    notation: Literal["json", "xml", "python"] = "json"  # of the arguments
+    notation: Literal["json", "xml", "python"] = "json"  # in which arguments are written
     more_markers: tuple[str, ...] = ()  # beside openers and closers; see `markers`
     new_id: Callable[[], str] = openai_id
 
@@ -204,7 +204,7 @@ PYTHONIC_MARKED = replace(
     last="]<|tool_call_end|>",
 )
 
-_PYTHONIC_EXAMPLE = re.compile(r"\[\w+\(\w+=\w+")  # as templates show models what to write
+_PYTHONIC_EXAMPLE = re.compile(r"\[\w+\(\w+=\w+")  # a template's example for the model
 
 
 def detect_tool_format(source: str | None, parser: str = "auto") -> ToolFormat | None:

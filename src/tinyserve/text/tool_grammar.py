@@ -17,7 +17,7 @@ from tinyserve.text.tool_notations import as_json_rules, as_python_rules, as_xml
 from tinyserve.text.tool_schema import arguments_schema
 from tinyserve.text.tool_use import Function
 
-MAX_CALLS = 16  # in one answer that must be calls
+MAX_CALLS = 16  # per answer that must consist of calls
 
 _NOTATIONS: Mapping[str, Callable[[str, Mapping[str, Any]], list[str]]] = {
     "json": as_json_rules,

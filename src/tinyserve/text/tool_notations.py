@@ -18,7 +18,7 @@ from tinyserve.text.tool_values import parameter_types
 from tinyserve.text.tool_xml import END_OF_VALUE, PARAMETER
 
 _MAX_UNDECLARED = 16
-_KEYWORD = re.compile(r"[\w.+-]+")  # what `tool_pythonic` reads as one
+_KEYWORD = re.compile(r"[\w.+-]+")  # a keyword as `tool_pythonic` reads it
 _NAME = "/[a-zA-Z_][a-zA-Z0-9_]{0,63}/"
 _OPEN_END, _CLOSE = ">\n", f"\n{END_OF_VALUE}\n"
 _NOTHING = '""'

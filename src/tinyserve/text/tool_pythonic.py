@@ -25,10 +25,10 @@ from tinyserve.text.tool_json import (
     within_quotes,
 )
 
-_CLOSERS = {"[": ("]", "]"), "(": (")", "]"), "{": ("}", "}")}  # as written, and as in JSON
+_CLOSERS = {"[": ("]", "]"), "(": (")", "]"), "{": ("}", "}")}  # written, and in JSON
 _END_OF_SET = ("}", "]")
 _QUOTES = ("'", '"')
-_PREFIX = re.compile("[bfu]|[bf]?r[bf]?", re.IGNORECASE)  # of a string: r"\d"
+_PREFIX = re.compile("[bfu]|[bf]?r[bf]?", re.IGNORECASE)  # before a string: r"\d"
 _WORDS = {
     "True": "true",
     "False": "false",
@@ -114,7 +114,7 @@ def _value(char: str, keep: Callable[[str], None]) -> Reading[str]:
     A comma is held back until something follows it, since JSON has none before a closing bracket;
     a brace and what comes first in it, until a colon tells an object from a set.
     """
-    closers: list[tuple[str, str]] = []  # of the open brackets
+    closers: list[tuple[str, str]] = []  # one for each open bracket
     comma = ""
     while True:
         if closers and char == closers[-1][0]:
@@ -215,7 +215,7 @@ def _string(quote: str, keep: Callable[[str], None], is_raw: bool) -> Reading[st
         if char != quote:  # it was an empty one
             return char if char not in SPACE else (yield from after_space())
         closing, char = quote * 3, (yield)
-    quotes = ""  # that may be closing
+    quotes = ""  # quotes read so far that may close the string
     while True:
         if char == quote:
             quotes += char

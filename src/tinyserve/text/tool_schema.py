@@ -101,7 +101,7 @@ def _is_pattern(value: Any) -> bool:
     try:
         re.compile(value)
     except (re.error, RecursionError, OverflowError):
-        return "\\p{" in value or "\\u" in value  # which other dialects know
+        return "\\p{" in value or "\\u" in value  # known to other dialects of regular expressions
     return True
 
 

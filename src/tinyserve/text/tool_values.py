@@ -15,7 +15,7 @@ from tinyserve.text.tool_pythonic import python_literal
 
 STRING = frozenset(("string",))
 _CONTAINERS = frozenset(("array", "object"))
-_MAX_DEPTH = 8  # of schemas within schemas
+_MAX_DEPTH = 8  # schemas within schemas
 _KINDS: tuple[tuple[type, str], ...] = (
     (bool, "boolean"),
     (int, "integer"),

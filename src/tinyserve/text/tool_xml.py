@@ -35,7 +35,7 @@ from tinyserve.text.tool_values import STRING, as_json
 FUNCTION, PARAMETER = "<function=", "<parameter="
 END_OF_CALL, END_OF_VALUE = "</function>", "</parameter>"
 _ENDS = (f"\n{END_OF_VALUE}", f"\n{PARAMETER}", f"\n{END_OF_CALL}")
-_TAGS = (PARAMETER, END_OF_CALL, "</tool_call>")  # that follow a value
+_TAGS = (PARAMETER, END_OF_CALL, "</tool_call>")  # what may follow a value
 _MAX_NAME = 256
 
 

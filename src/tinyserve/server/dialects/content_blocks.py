@@ -84,10 +84,10 @@ class BlockReader:
         self.ending = Ending()
         self._reader = reader
         self._open: Block | None = None
-        self._call_index = -1  # of the open call
+        self._call_index = -1  # the open call's
         self._space = ""  # held back until a visible character follows
-        self._length = 0  # of all that was read
-        self._logprobs: list[ScoredToken] = []  # of tokens whose text is held back, or has not come
+        self._length = 0  # characters read so far
+        self._logprobs: list[ScoredToken] = []  # whose text is held back or still to come
 
     @property
     def reasoning_tokens(self) -> int:

@@ -22,7 +22,7 @@ from tinyserve.server.sse import send_failure
 
 ARRIVAL = "tinyserve.arrival"  # key in the scope: time.monotonic when the request came
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"})
-GONE = 499  # as nginx says of a client that left before its answer
+GONE = 499  # nginx's status for a client that left before its answer
 NO_HANDLER = "none"  # no route was reached: refused before routing, or unknown
 
 SECONDS = (

@@ -45,7 +45,7 @@ def static_view(engine: Engine, model: str) -> dict[str, Any]:
             "policy": scheduler.policy,
             "kv_cache_dtype": kv_cache_dtype(engine),
             "prefix_caching": cache.enable_prefix_caching,
-            "chat_sampling": chat_sampling(engine.config.model),  # what the page starts from
+            "chat_sampling": chat_sampling(engine.config.model),  # the page's initial settings
         },
     }
 

@@ -139,7 +139,7 @@ ANSWERS: Mapping[str, Schema] = {
 }
 STREAMING = frozenset({"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"})
 PLAIN_TEXT = frozenset({"/metrics"})
-PROBES = frozenset({"/health", "/ping"})  # which say the same of a server that is not ready
+PROBES = frozenset({"/health", "/ping"})  # both answer alike while not ready
 
 # field -> least and greatest value, for the fields that mean the same in every body
 BOUNDS: Mapping[str, tuple[float, float]] = {

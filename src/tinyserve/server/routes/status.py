@@ -46,7 +46,7 @@ def add_routes(routes: Endpoints, state: ServerState) -> None:
         service, _ = state.ready()
         names = (*service.names, ALIAS)
         if name not in names:
-            name = name.rstrip("/")  # which other paths pass over, too
+            name = name.rstrip("/")  # a slash at the end is ignored on other paths, too
         if name not in names:
             raise UnknownModelError(name)
         return json_response(service.model_object(name))

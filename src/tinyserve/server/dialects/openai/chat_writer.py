@@ -32,7 +32,7 @@ class ChatWriter(OpenAIWriter):
         num_readers = 0 if context.answer.is_plain else num_choices
         self._readers = [ChoiceReader(context) for _ in range(num_readers)]
         self._counts_thinking = context.answer.reads_thinking
-        self._whole_messages: list[Message] = []  # of each choice, where its text had to be read
+        self._whole_messages: list[Message] = []  # one per choice, if its text is read
 
     def opening(self, maker: DeltaMaker) -> bytes:
         """The role, for each choice; the first chunk tells the prompt's ids, too."""

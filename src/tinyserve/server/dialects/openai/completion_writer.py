@@ -71,7 +71,7 @@ class CompletionWriter(OpenAIWriter):
         top: dict[str, float] = {}
         for i, p in (*token.top, (token.token_id, token.logprob)):
             text = self.token_text(i, token.strip)
-            top.setdefault(text, p)  # of tokens that read alike, the likeliest
+            top.setdefault(text, p)  # the likeliest of tokens that read alike
         return top
 
 

@@ -82,7 +82,7 @@ class OpenAIWriter(ABC):
         self._identity = identity
         self._options = options
         self._num_choices = num_choices
-        self._prompts: dict[int, GroupPrompt] = {}  # to be told with a choice's first chunk
+        self._prompts: dict[int, GroupPrompt] = {}  # to go out with a choice's first chunk
         head = to_json(self._head(self.chunk_object))[:-1]
         self._prefix = f'{head},"choices":[{{"index":'
 

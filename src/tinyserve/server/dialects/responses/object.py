@@ -17,7 +17,7 @@ from tinyserve.server.dialects.responses.tools import ToolSet, custom_input
 from tinyserve.server.writer import Identity
 from tinyserve.text.tokenizer import Tokenizer
 
-PREFIXES = {Kind.TEXT: "msg", Kind.REASONING: "rs", Kind.CALL: "fc"}  # of item ids
+PREFIXES = {Kind.TEXT: "msg", Kind.REASONING: "rs", Kind.CALL: "fc"}  # how item ids begin
 
 
 @dataclass(frozen=True)

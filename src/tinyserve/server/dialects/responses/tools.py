@@ -37,7 +37,7 @@ class ToolSet:
     functions: list[dict[str, Any]] = field(default_factory=list)
     echoed: list[Any] = field(default_factory=list)
     left_out: set[str] = field(default_factory=set)
-    origins: dict[str, Origin] = field(default_factory=dict)  # by offered name
+    origins: dict[str, Origin] = field(default_factory=dict)  # the keys are the offered names
 
     def origin(self, offered: str) -> Origin:
         """The tool that the model has called."""
