@@ -75,14 +75,12 @@ class _Member:
 
 @dataclass(frozen=True)
 class DraftLimits:
-    """`vocab_size`: ids that the draft model has, as many as it has logits. `logits_size`: the
-    target's. `max_len`: its context. `max_tokens`: of one run while shadows catch up.
-    """
+    """Sizes between which a draft model works."""
 
-    vocab_size: int
-    logits_size: int
-    max_len: int
-    max_tokens: int
+    vocab_size: int  # the draft model's: as many ids as it has logits
+    logits_size: int  # the target's
+    max_len: int  # the draft model's context
+    max_tokens: int  # of one run while shadows catch up
 
 
 class DraftModelProposer:

@@ -32,22 +32,19 @@ _PLAIN = AnswerFormat(MessageFormat())
 
 @dataclass(frozen=True)
 class Intake:
-    """Makes engine requests for one model. `grammars` compiles constraints for it.
-
-    `sampling_defaults` fill fields that a request left out; `pooling` is for embeddings that name
-    none. `template_kwargs` are the operator's variables of the chat template; `message_format` is
-    how the model writes its answers. `chat_max_tokens` is for conversations that name none; None:
-    as many as there is room for.
-    """
+    """Makes engine requests for one model."""
 
     tokenizer: Tokenizer
     limits: ModelLimits
     grammars: GrammarCompiler
     embedding_size: int
-    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)
-    pooling: Pooling = "last"
+    sampling_defaults: Mapping[str, Any] = field(default_factory=dict)  # for fields left out
+    pooling: Pooling = "last"  # for embeddings that name none
+    # The operator's variables of the chat template.
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    # How the model writes its answers.
     message_format: MessageFormat = field(default_factory=MessageFormat)
+    # For conversations that name no limit. None: as many as there is room for.
     chat_max_tokens: int | None = None
 
     def params(self, fields: Mapping[str, Any], **fallback: Any) -> SamplingParams:

@@ -14,20 +14,16 @@ from tinyserve.engine.sampling import SampledToken, SampleRow
 
 @dataclass(slots=True)
 class Chunk:
-    """One sequence's share of a step: compute `token_ids` at positions `start`, `start + 1`, ...
-
-    `block_ids` are the physical blocks that hold positions 0 .. start + len(token_ids) - 1, in
-    order. `num_logits` trailing rows of the chunk yield logits (0 while a prompt is still being
-    computed, 1 for a decode, 1 + k for k drafts, all for prompt logprobs). The last `num_drafts`
-    tokens are drafts, the others are known.
-    """
+    """One sequence's share of a step: compute `token_ids` at positions `start`, `start + 1`, ..."""
 
     seq_id: int
     start: int
     token_ids: tuple[int, ...]
-    block_ids: tuple[int, ...]
+    block_ids: tuple[int, ...]  # of the KV pool, in order: they hold positions 0 .. the last one
+    # That many rows at the end yield logits: 0 while a prompt is still being computed, 1 for a
+    # decode, 1 + k for k drafts, all for prompt logprobs.
     num_logits: int
-    num_drafts: int = 0
+    num_drafts: int = 0  # that many tokens at the end are drafts; the others are known
 
     @property
     def end(self) -> int:

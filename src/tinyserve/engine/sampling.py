@@ -25,34 +25,33 @@ class SamplingParams:
     """How to draw tokens and when to stop. Names and ranges follow OpenAI's API and vLLM's
     extensions.
 
-    Order of effect: masks and bias, penalties, temperature, min_p, top_k, top_p. `temperature` 0 is
-    greedy; `top_k` 0 or -1 is off, `seed` -1 is none. `max_tokens` None means up to the context
-    limit. `logprobs` k reports the sampled token and the k most likely, from the raw log-softmax.
-    `structured_outputs` constrains the text: {"json": schema}, {"json_object": True}, {"regex":
-    ...}, {"choice": [...]} or {"grammar": ...}. Raises RequestError naming the field.
+    Order of effect: masks and bias, penalties, temperature, min_p, top_k, top_p. Raises
+    RequestError naming the field.
     """
 
-    temperature: float = 1.0
+    temperature: float = 1.0  # 0: greedy
     top_p: float = 1.0
-    top_k: int = 0
+    top_k: int = 0  # 0 or -1: off
     min_p: float = 0.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = field(default_factory=dict)
-    seed: int | None = None
+    seed: int | None = None  # -1: none
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop_str_in_output: bool = False
     min_tokens: int = 0
-    max_tokens: int | None = 16
+    max_tokens: int | None = 16  # None: up to the context limit
     ignore_eos: bool = False
-    logprobs: int | None = None
+    logprobs: int | None = None  # k: of the token and the k likeliest, from the raw log-softmax
     prompt_logprobs: int | None = None
     n: int = 1
     allowed_token_ids: tuple[int, ...] | None = None
     bad_words: tuple[str, ...] = ()
     skip_special_tokens: bool = True
+    # A constraint on the text: {"json": schema}, {"json_object": True}, {"regex": ...},
+    # {"choice": [...]} or {"grammar": ...}.
     structured_outputs: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:

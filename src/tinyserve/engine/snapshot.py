@@ -19,7 +19,7 @@ from tinyserve.kv.manager import KVManager
 
 @dataclass(frozen=True, slots=True)
 class SequenceState:
-    """One choice. `blocks` are its device blocks; `num_host_slots` its blocks in the arena."""
+    """One choice."""
 
     request_id: str
     choice: int
@@ -31,19 +31,19 @@ class SequenceState:
     num_output_tokens: int
     num_computed_tokens: int
     num_cached_tokens: int
-    blocks: tuple[int, ...]
-    num_host_slots: int
+    blocks: tuple[int, ...]  # in the KV pool
+    num_host_slots: int  # blocks in the host arena
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
-    """`time` is of `time.monotonic`; `sequences` are oldest first; `refs` has a count per block."""
+    """What the engine holds at one moment."""
 
-    time: float
+    time: float  # `time.monotonic`
     stats: EngineStats
-    sequences: list[SequenceState]
+    sequences: list[SequenceState]  # oldest first
     block_size: int
-    refs: list[int]
+    refs: list[int]  # by block id: how many hold it
     cached_blocks: list[int]
 
 

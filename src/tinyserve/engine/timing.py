@@ -42,14 +42,12 @@ class Aborted:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """A step. `scheduled`: requests that had never been computed before. `plan` None: nothing was
-    computed, the outputs were there already.
-    """
+    """A step."""
 
     begin: float
     end: float
-    plan: StepPlan | None
-    scheduled: tuple[str, ...]
+    plan: StepPlan | None  # None: nothing was computed, the outputs were there already
+    scheduled: tuple[str, ...]  # requests of which nothing had been computed before
     outputs: list[RequestOutput]
 
 

@@ -22,13 +22,13 @@ from tinyserve.text.tool_use import ToolUse
 
 @dataclass(frozen=True)
 class Turn:
-    """`response_format` is OpenAI's. `continues`: the answer goes on from the last message."""
+    """A conversation of the offline API that waits for the model's answer."""
 
     intake: Intake
     prompt_ids: list[int]
     answer: AnswerFormat
-    response_format: Mapping[str, Any] | None = None
-    continues: bool = False
+    response_format: Mapping[str, Any] | None = None  # OpenAI's
+    continues: bool = False  # the answer goes on from the last message
 
     @classmethod
     def after(

@@ -43,7 +43,7 @@ class Batch:
     block_ids: I32  # blocks of all sequences, one after another
     block_starts: I32  # [S + 1]
     logit_rows: I32  # [R] token rows whose logits are wanted
-    prepared: Any = None
+    prepared: Any = None  # what the back end keeps with it
 
 
 @dataclass(frozen=True)
@@ -82,18 +82,16 @@ class KVSlabs(Protocol):
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """One layer's attention. `cos`, `sin` are [positions, head_dim / 2]; `window` None is full
-    attention; `q_norm`, `k_norm` are RMS norm weights over head_dim (Qwen3) or None.
-    """
+    """One layer's attention."""
 
     layer: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    window: int | None
-    cos: F32
+    window: int | None  # None: full attention
+    cos: F32  # [positions, head_dim / 2], as `sin`
     sin: F32
-    q_norm: F32 | None = None
+    q_norm: F32 | None = None  # weights of an RMS norm over head_dim (Qwen3), as `k_norm`
     k_norm: F32 | None = None
     norm_eps: float = 1e-6
 
@@ -104,7 +102,6 @@ class Draw:
     ids and numbers.
 
     May be handed in again: by then only `row`, `position` and `output_ids` may have changed.
-    `prepared` is what the back end keeps with it.
     """
 
     row: int
@@ -128,26 +125,23 @@ class Draw:
     prompt_ids: I32 | None = None
     output_ids: I32 | None = None
     wants_probs: bool = False  # report the distribution that the draw is from
-    prepared: Any = None
+    prepared: Any = None  # what the back end keeps with it
 
 
 @dataclass(slots=True)
 class SampledToken:
-    """What came of one row: a drawn or scored token, or a state. `logprob` and `top` (id, logprob;
-    most likely first) come from the raw log-softmax.
+    """What came of one row: a drawn or scored token, or a state.
 
-    `is_nan`: the logits held NaN or infinity, or the state is not finite; `is_blocked`: masks and
-    bans left no token. The rest is then meaningless and the request must fail. `state` [hidden] is
-    the reader's to keep.
+    Where `is_nan` or `is_blocked`, the rest is meaningless and the request must fail.
     """
 
     token_id: int
-    logprob: float | None = None
+    logprob: float | None = None  # from the raw log-softmax, as those of `top`
     rank: int | None = None  # 1 = most likely
-    top: Sequence[tuple[int, float]] = ()
-    is_nan: bool = False
-    is_blocked: bool = False
-    state: F32 | None = None
+    top: Sequence[tuple[int, float]] = ()  # (id, logprob), most likely first
+    is_nan: bool = False  # the logits held NaN or infinity, or the state is not finite
+    is_blocked: bool = False  # masks and bans left no token
+    state: F32 | None = None  # [hidden]; the reader's to keep
     probs: F32 | None = None  # [V], summing to 1, where they were wanted
 
 

@@ -21,13 +21,11 @@ BACKEND_VARIABLE = "TINYSERVE_BACKEND"
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """`name` native | numpy; `variant` the instruction set; the reasons are whole sentences without
-    a full stop.
-    """
+    """What to compute with, and why."""
 
-    name: str
-    variant: str
-    reason: str
+    name: str  # native | numpy
+    variant: str  # the instruction set
+    reason: str  # a sentence without its full stop, as `threads_reason`
     threads: int
     threads_reason: str
 

@@ -93,15 +93,13 @@ class StringArray:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies; `shape` is slowest dimension first, `offset` counts from the start of
-    the file `data`.
-    """
+    """Where a tensor lies."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # slowest dimension first
     type_id: int
-    offset: int
-    data: mmap.mmap
+    offset: int  # from the start of the file
+    data: mmap.mmap  # the whole file
 
     @property
     def row_bytes(self) -> int:

@@ -35,15 +35,12 @@ _Q6_K = np.dtype([("q", "u1", 128), ("high", "u1", 64), ("scales", "i1", 16), ("
 
 @dataclass(frozen=True)
 class GGMLType:
-    """A supported type: `block` weights lie in `block_bytes` bytes.
-
-    `unpack` takes rows `[n, row_bytes]`.
-    """
+    """A supported type."""
 
     name: str
-    block: int
+    block: int  # weights in a block
     block_bytes: int
-    unpack: Callable[[U8], Weight]
+    unpack: Callable[[U8], Weight]  # takes rows [n, row_bytes]
 
 
 def unpack_floats(dtype: str) -> Callable[[U8], FloatWeight]:

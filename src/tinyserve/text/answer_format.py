@@ -26,12 +26,10 @@ from tinyserve.text.tool_use import ToolUse
 
 @dataclass(frozen=True)
 class MessageFormat:
-    """How one model writes its messages. `calls` None: they are not read. `reasoning`: "none",
-    "qwen3" or "deepseek_r1".
-    """
+    """How one model writes its messages."""
 
-    calls: ToolFormat | None = None
-    reasoning: str = "none"
+    calls: ToolFormat | None = None  # None: calls are not read
+    reasoning: str = "none"  # none | qwen3 | deepseek_r1
 
     @classmethod
     def detect(
@@ -49,18 +47,14 @@ class MessageFormat:
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """How the answer to one prompt is written.
-
-    `tools` None: none may be called. `thinking`: whether the prompt ends in thinking that is open
-    (True), closed (False), or in none (None). `echo` is read before the model's text. `special_id`
-    finds the id of a special token by its text.
-    """
+    """How the answer to one prompt is written."""
 
     form: MessageFormat
-    tools: ToolUse | None = None
+    tools: ToolUse | None = None  # None: none may be called
+    # Whether the prompt ends in thinking that is open (True), closed (False), or in none (None).
     thinking: bool | None = None
-    echo: str = ""
-    special_id: SpecialId = lambda text: None
+    echo: str = ""  # read before the model's text
+    special_id: SpecialId = lambda text: None  # finds the id of a special token by its text
 
     @classmethod
     def after(

@@ -28,21 +28,17 @@ _WHITESPACE = ("whitespace_pattern", "disable_any_whitespace", "disable_addition
 
 @dataclass(frozen=True)
 class GrammarSpec:
-    """One constraint. `value`: a JSON schema (JSON text), a regular expression, a list of texts
-    (JSON), a grammar (llguidance's dialect of Lark, which may hold `%json {...}`; or GBNF); nothing
-    for "json_object".
-
-    `after`: what ends the free text that comes first, where the prompt has opened the model's
-    thinking. `may_think`: the model may open it itself. `or_else` is what the text may be instead.
-    `param` is the request's field, for errors.
-    """
+    """One constraint."""
 
     kind: Kind
+    # By kind: a JSON schema (JSON text), nothing, a regular expression, texts (a JSON list), or a
+    # grammar (llguidance's dialect of Lark, which may hold `%json {...}`; or GBNF).
     value: str = ""
+    # What ends the free text that comes first, where the prompt has opened the model's thinking.
     after: str | None = None
-    may_think: bool = False
-    or_else: GrammarSpec | None = None
-    param: str | None = field(default=None, compare=False)
+    may_think: bool = False  # the model may open thinking itself
+    or_else: GrammarSpec | None = None  # what the text may be instead
+    param: str | None = field(default=None, compare=False)  # the request's field, for errors
 
 
 def spec_of_options(options: Mapping[str, Any], param: str) -> GrammarSpec | None:

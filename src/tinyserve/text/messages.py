@@ -33,15 +33,12 @@ class ReasoningPart:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallPart:
-    """A piece of call number `index` (0, 1, ...). The pieces of `arguments` join to JSON text.
+    """A piece of a call."""
 
-    `id` and `name` are set in the first part of a call and None in all later ones.
-    """
-
-    index: int
-    arguments: str
-    id: str | None = None
-    name: str | None = None
+    index: int  # of the call: 0, 1, ...
+    arguments: str  # the pieces of one call join to JSON text
+    id: str | None = None  # set in the first piece of a call, None in all later ones
+    name: str | None = None  # as `id`
 
 
 Part = TextPart | ReasoningPart | ToolCallPart

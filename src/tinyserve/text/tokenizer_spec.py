@@ -46,19 +46,15 @@ _OTHER_TOKENIZERS = {
 
 @dataclass(frozen=True)
 class GGUFVocab:
-    """The vocabulary arrays of a GGUF file, under the names of its keys `tokenizer.ggml.*`.
-
-    `token_types`: 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; empty means
-    all normal. `merges` ("left right", first merges first) belong to model "gpt2", `scores` to
-    model "llama".
-    """
+    """The vocabulary arrays of a GGUF file, under the names of its keys `tokenizer.ggml.*`."""
 
     model: str  # tokenizer.ggml.model: "gpt2" (byte-level BPE) or "llama" (SentencePiece)
     tokens: tuple[str, ...]
     pre: str = "default"  # tokenizer.ggml.pre: the name of the pre-tokenizer
+    # 1 normal, 2 unknown, 3 control, 4 user-defined, 5 unused, 6 byte; empty: all are normal.
     token_types: tuple[int, ...] = ()
-    merges: tuple[str, ...] = ()
-    scores: tuple[float, ...] = ()
+    merges: tuple[str, ...] = ()  # for "gpt2": "left right", in order of precedence
+    scores: tuple[float, ...] = ()  # for "llama"
     unk_token_id: int | None = None
     add_space_prefix: bool | None = None  # None: the default of `model`
 
@@ -77,13 +73,7 @@ class NamedToken:
 
 @dataclass(frozen=True)
 class TokenizerSpec:
-    """Where a tokenizer comes from (one of the first two), its special tokens and its templates.
-
-    `add_bos`: True puts BOS before every prompt that is encoded with special tokens, False does
-    not, None leaves it to the post-processor in `tokenizer.json` or to the GGUF model's default.
-    `add_eos` is the same for an EOS after a text to be embedded; none is ever put after a prompt,
-    whatever the files say.
-    """
+    """Where a tokenizer comes from (one of the first two), its special tokens and its templates."""
 
     tokenizer_json: Path | None = None
     gguf_vocab: GGUFVocab | Callable[[], GGUFVocab] | None = None
@@ -92,7 +82,11 @@ class TokenizerSpec:
     special_tokens: Mapping[str, str] = field(default_factory=dict)  # "bos_token" -> "<s>"
     special_token_ids: Mapping[str, int] = field(default_factory=dict)  # "bos_token" -> 1
     named_tokens: tuple[NamedToken, ...] = ()  # those that tokenizer.json may lack, by id
+    # Whether BOS comes before every prompt that is encoded with special tokens; None leaves it to
+    # the post-processor in `tokenizer.json` or to the GGUF model's default.
     add_bos: bool | None = None
+    # The same for an EOS after a text to be embedded. None is ever put after a prompt, whatever the
+    # files say.
     add_eos: bool | None = None
 
     @classmethod

@@ -20,25 +20,22 @@ Choice = Literal["auto", "required", "named"]
 
 @dataclass(frozen=True)
 class Function:
-    """One that may be called. `parameters` None: it takes none."""
+    """One that may be called."""
 
     name: str
-    parameters: Mapping[str, Any] | None = None
+    parameters: Mapping[str, Any] | None = None  # None: it takes none
     is_strict: bool = False
 
 
 @dataclass(frozen=True)
 class ToolUse:
-    """`definitions` are what the model is told of; `functions` what it may call.
+    """The tools of one request, and how the model may use them."""
 
-    `choice`: "auto" leaves it to the model, "required" demands a call, "named" a call of the one
-    that is allowed. `max_calls` None: as many as it likes.
-    """
-
-    definitions: tuple[dict[str, Any], ...]
+    definitions: tuple[dict[str, Any], ...]  # those that the model is told of
+    # "auto" leaves calls to the model, "required" demands one, "named" one of the only function.
     choice: Choice
-    functions: tuple[Function, ...]
-    max_calls: int | None = None
+    functions: tuple[Function, ...]  # those that it may call
+    max_calls: int | None = None  # None: as many as it likes
 
     @property
     def is_forced(self) -> bool:

@@ -36,16 +36,14 @@ class Change(Enum):
 
 @dataclass(slots=True)
 class Block:
-    """One block. `call_id` and `name` are those of a call; its text is the arguments. `is_cut`: the
-    answer reached its limit inside the block, or a stop string inside a call.
-    """
+    """One block."""
 
     index: int
     kind: Kind
-    call_id: str | None = None
+    call_id: str | None = None  # set for a call, as `name`; its text is the arguments
     name: str | None = None
     is_open: bool = True
-    is_cut: bool = False
+    is_cut: bool = False  # the answer reached its limit inside it, or a stop string inside a call
     pieces: list[str] = field(default_factory=list)
     logprobs: list[ScoredToken] = field(default_factory=list)
 
