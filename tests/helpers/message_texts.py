@@ -10,7 +10,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tinyserve.text.messages import MessageParser, Part, ReasoningPart, TextPart, ToolCallPart
+from tinyserve.text.message_parser import MessageParser
+from tinyserve.text.messages import Part, ReasoningPart, TextPart, ToolCallPart
 from tinyserve.text.tool_formats import ToolFormat
 from tinyserve.text.tool_reader import CallReader, joined
 from tinyserve.text.tool_use import Function

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tinyserve.text.answer_format import AnswerFormat, MessageFormat, thinking_after
-from tinyserve.text.messages import MessageParser, ReasoningPart, TextPart
+from tinyserve.text.message_parser import MessageParser
+from tinyserve.text.messages import ReasoningPart, TextPart
 from tinyserve.text.reasoning import ThinkReader
 from tinyserve.text.tool_formats import HERMES, LLAMA3_JSON, MISTRAL
 from tinyserve.text.tool_use import Function, ToolUse

@@ -14,7 +14,8 @@ from typing import Any
 from tinyserve.errors import RequestError
 from tinyserve.text.grammar_source import SpecialId
 from tinyserve.text.grammar_spec import GrammarSpec
-from tinyserve.text.messages import Message, MessageParser
+from tinyserve.text.message_parser import MessageParser
+from tinyserve.text.messages import Message
 from tinyserve.text.normalise import content_text
 from tinyserve.text.reasoning import CLOSER, OPENER, ThinkingSplit, ThinkReader
 from tinyserve.text.tokenizer import Tokenizer
