@@ -21,6 +21,14 @@ from tinyserve.errors import (
 from tinyserve.settings import did_you_mean
 
 MAX_MESSAGE = 2000  # characters
+_OPENAI_KINDS = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
 _MESSAGES_KINDS = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -56,16 +64,8 @@ def error_object(
     status: int, message: str, *, param: str | None = None, code: str | None = None
 ) -> dict[str, Any]:
     """{"error": {...}}; the type follows from the status."""
-    kinds = {
-        401: "authentication_error",
-        403: "permission_error",
-        404: "not_found_error",
-        408: "timeout_error",
-        429: "rate_limit_error",
-        503: "service_unavailable_error",
-    }
     default = "invalid_request_error" if status < 500 else "server_error"
-    kind = kinds.get(status, default)
+    kind = _OPENAI_KINDS.get(status, default)
     if len(message) > MAX_MESSAGE:  # it may quote what the client sent
         message = message[:MAX_MESSAGE] + " ..."
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
