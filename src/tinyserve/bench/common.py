@@ -21,7 +21,7 @@ import tinyserve
 from tinyserve.bench.arguments import output_file
 from tinyserve.errors import TinyServeError
 from tinyserve.kernels.select import choose_backend
-from tinyserve.kernels.threads import default_threads
+from tinyserve.kernels.threads import default_threads, processor_name
 
 T = TypeVar("T")
 Sections = dict[str, dict[str, Any]]  # a configuration's
@@ -131,7 +131,7 @@ def machine(variant: str | None = None) -> dict[str, Any]:
     them (default: what an engine would choose).
     """
     return {
-        "processor": _processor(),
+        "processor": processor_name(),
         "threads": default_threads()[0],
         "kernels": variant or choose_backend().variant,
         "python": platform.python_version(),
@@ -143,16 +143,6 @@ def machine(variant: str | None = None) -> dict[str, Any]:
 def shown_model(name: str) -> str:
     """A model's name, of a file or folder without where it lies."""
     return Path(name).name if Path(name).exists() else name
-
-
-def _processor() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def command(module: str, args: argparse.Namespace, parser: argparse.ArgumentParser) -> str:

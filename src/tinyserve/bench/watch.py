@@ -6,15 +6,15 @@ Watching is done by another process, so that what is measured is the server and 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import http.client
 import json
 import sys
 import threading
 import time
 import urllib.parse
-from pathlib import Path
 from typing import Any
+
+from tinyserve.engine.memory import resident_memory
 
 INTERVAL_S = 0.05
 MEMORY_INTERVAL_S = 0.5
@@ -127,10 +127,7 @@ class _Watcher:
 
 def resident_mib(pid: int) -> float | None:
     """The memory that a process holds; None where the system does not say."""
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        return int(next(line for line in lines if line.startswith("VmRSS:")).split()[1]) / 1024
-    return None
+    return resident_memory(pid) / (1 << 20) or None
 
 
 def slope(samples: list[tuple[float, float]]) -> float:

@@ -42,21 +42,12 @@ def findings() -> Iterator[tuple[str, str]]:
 
 
 def _processor() -> str:
-    info = _cpuinfo()
-    name = info.get("model name") or platform.processor() or platform.machine()
+    from tinyserve.kernels.threads import cpuinfo, processor_name
+
+    info = cpuinfo()
     flags = set((info.get("flags") or info.get("Features") or "").split())
     shown = " ".join(feature for feature in CPU_FEATURES if feature in flags)
-    return f"{name} ({shown or 'features not known'})"
-
-
-def _cpuinfo() -> dict[str, str]:
-    """The first processor of /proc/cpuinfo, {} where there is none."""
-    try:
-        text = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in text.splitlines())
-    return {key.strip(): value.strip() for key, _, value in pairs}
+    return f"{processor_name()} ({shown or 'features not known'})"
 
 
 def _compiler() -> str:

@@ -50,10 +50,10 @@ def cgroup_limits(root: Path = _ROOT, membership: Path = _MEMBERSHIP) -> list[tu
     return found
 
 
-def resident_memory() -> int:
-    """Bytes of this process in memory now; 0 where the system does not say."""
+def resident_memory(pid: int | str = "self") -> int:
+    """Bytes of a process in memory now; 0 where the system does not say."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except (OSError, ValueError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")

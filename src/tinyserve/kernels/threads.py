@@ -1,4 +1,4 @@
-"""How many threads to compute with: no more than this process may use.
+"""The processor, and how many threads to compute with: no more than this process may use.
 
 Affinity (taskset, SLURM), the cgroup's CPU quota (containers) and physical cores all bound the
 default.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 from pathlib import Path
 
 
@@ -21,6 +22,20 @@ def default_threads() -> tuple[int, str]:
     if cores is not None:
         limits.append((cores, "physical cores"))
     return min(limits, key=lambda limit: limit[0])
+
+
+def processor_name() -> str:
+    return cpuinfo().get("model name") or platform.processor() or platform.machine()
+
+
+def cpuinfo() -> dict[str, str]:
+    """The first processor of /proc/cpuinfo, {} where there is none."""
+    try:
+        text = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in text.splitlines())
+    return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def allowed_cpus() -> int:
