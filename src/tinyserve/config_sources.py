@@ -57,7 +57,7 @@ def layer_from_env(env: Mapping[str, str], sections: Sections) -> Layer:
     for variable, (section, key) in SPECIAL_VARIABLES.items():
         known[variable] = settings_of(sections[section])[key]
     prefixes = tuple(f"TINYSERVE_{section.upper()}_" for section in sections)
-    # The obvious guesses without a section, which would be passed over in silence.
+    # Obvious guesses that leave out the section: refused, for ignoring them would be silent.
     meant = {f"TINYSERVE_{s.name}".upper(): s.env for s in known.values()}
     meant["TINYSERVE_MODEL"] = "TINYSERVE_MODEL_NAME"
     layer: Layer = {}
@@ -67,7 +67,7 @@ def layer_from_env(env: Mapping[str, str], sections: Sections) -> Layer:
         declared = known.get(variable)
         if declared is not None:
             try:
-                # Files of variables with Windows' line ends, and secrets from files, end with one.
+                # Values from files with Windows' line ends, and secrets, may end in a line break.
                 value = checked(declared, parse_text(declared, text.rstrip("\r\n")))
             except ConfigError as error:
                 raise ConfigError(f"{error} (from {variable})") from None

@@ -21,7 +21,7 @@ OWN_KEYS = frozenset({"time", "level", "logger", "message", "exception"})
 def configure_logging(level: str, format: str = "text") -> None:
     """`level`: debug | info | warning | error; `format`: text | json."""
     if format == "json" and isinstance(sys.stderr, io.TextIOWrapper):
-        # Whatever the locale (RFC 8259); what is no Unicode is escaped as JSON does it, too.
+        # JSON is UTF-8 whatever the locale (RFC 8259); a lone surrogate is written as an escape.
         sys.stderr.reconfigure(encoding="utf-8", errors="backslashreplace")
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JSONFormatter() if format == "json" else TextFormatter())

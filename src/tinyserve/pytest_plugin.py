@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 LOG_LINES = 40  # shown when the server does not start
 PORT_TRIES = 3
-# The server reads a pipe whose other end is the test run's: however that ends, killed or not, so
-# does the server.
+# The server ends when its standard input is closed. The test run holds the other end of that pipe,
+# so no server outlives it, even if it is killed.
 PROGRAM = """
 import os, signal, sys, threading
 
@@ -41,7 +41,7 @@ from tinyserve.cli import main
 
 sys.exit(main())
 """
-# Of the caller's TINYSERVE_* variables only these reach the server: no test depends on the shell.
+# The only TINYSERVE_* variables of the shell that reach the server: no test depends on others.
 KEPT_VARIABLES = ("TINYSERVE_CACHE", "TINYSERVE_BACKEND")
 
 

@@ -48,5 +48,5 @@ def load_strict(text: str) -> Any:
     try:
         return yaml.load(text, Loader=_StrictLoader)
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        # The reader stumbles over some: a list as a key, the 45th of a month, a thousand brackets.
+        # PyYAML lets some through: for a list as a key, the 45th of a month, a thousand brackets.
         raise yaml.YAMLError(f"a value that cannot be read ({error})") from error

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run_command(arguments.command, arguments)
     except TinyServeError as error:
         _complain(error)
-        # Starting a dead engine again helps, the same settings and files do not.
+        # For what restarts the server: 1 says that another start may help, 2 that none will.
         return 1 if isinstance(error, EngineDeadError) else 2
     except KeyboardInterrupt:
         return 130

@@ -48,7 +48,7 @@ def _serve(config: TinyServeConfig) -> int:
     if wants_table(config.server):
         logger.setLevel(logging.WARNING)  # until `_announce`: the summary says it all
     loading = in_background(lambda: _load(config))
-    # None of its plugins is wanted, and to look for them it reads the metadata of every package.
+    # Pydantic would read the metadata of every installed package to look for plugins.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 
     from tinyserve.server.run import serve

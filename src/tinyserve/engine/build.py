@@ -69,7 +69,8 @@ def build_engine(config: TinyServeConfig, progress: Progress | None = None) -> E
     checkpoint = load_checkpoint(config.model.name, progress=progress)
     config, notes = resolve(config, checkpoint)
     spec = tokenizer_spec(config.model, checkpoint)
-    # The tokenizer's library holds the interpreter while it works; reading weights does not.
+    # Two threads gain time although the tokenizer's library holds the interpreter's lock while it
+    # works: reading weights does not.
     with ThreadPoolExecutor(1, "tinyserve-tokenizer") as beside:
         found = beside.submit(
             Tokenizer.from_spec, spec, cache_dir(), fingerprint=checkpoint.fingerprint

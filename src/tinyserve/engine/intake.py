@@ -140,8 +140,8 @@ class Intake:
         max_tokens = self.limits.max_tokens(len(prompt_token_ids), params)
         params = dataclasses.replace(params, max_tokens=max_tokens)
         grammar = grammar or self._grammar(params)
-        # A space that the text begins with is part of it where it goes on from another, and where
-        # a grammar counts it. Else it is SentencePiece's mark of a first word.
+        # A space at the beginning belongs to a text that goes on from another, or whose grammar
+        # counts it. Otherwise it is only SentencePiece's mark of a first word.
         goes_on = continues and self.tokenizer.has_text(prompt_token_ids)
         keeps_space = goes_on or (grammar is not None and grammar.holds_start)
         return EngineRequest(

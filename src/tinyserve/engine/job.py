@@ -81,7 +81,7 @@ def job_of(request: EngineRequest, limits: ModelLimits, eos_token_ids: tuple[int
         raise RequestError("cache_salt must not be empty", param="cache_salt")
     if request.pooling is not None and (params.max_tokens, params.n) != (0, 1):
         raise RequestError("an embedding draws no tokens: max_tokens is 0 and n is 1")
-    # A grammar ends at an EOS; ignore_eos then puts it off, as long as anything else may follow.
+    # A grammar ends only with an EOS: there ignore_eos means not while anything else may follow.
     is_endless = params.ignore_eos and request.new_grammar is None
     eos_ids = frozenset(() if is_endless else eos_token_ids)
     stop_ids = eos_ids.union(params.stop_token_ids)

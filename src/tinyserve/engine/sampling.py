@@ -93,7 +93,8 @@ class SampleRow:
     params: SamplingParams
     seed: int = 0
     choice: int = 0
-    # Absolute, of the token that is drawn. With `seed` and `choice` it keys the random number.
+    # The drawn token's, counted from the prompt's first. It keys the random number, with `seed` and
+    # `choice`.
     position: int = 0
     prompt_ids: Sequence[int] = ()
     output_ids: Sequence[int] = ()  # generated before it

@@ -41,7 +41,7 @@ class Turn:
     ) -> Turn:
         """The turn that answers `messages`. Raises RequestError."""
         definitions = None if tools is None else tools.definitions
-        # A template can raise anything: what an interrupt raises must not be taken for its word.
+        # A template may raise anything, which is then reported as its error; Ctrl-C must not be.
         with interrupts_put_off():
             ids = intake.encode_chat(messages, tools=definitions, **template)
         answer = AnswerFormat.after(ids, messages, intake.message_format, tools, intake.tokenizer)

@@ -39,13 +39,13 @@ class BlockTable:
         self.num_saved = 0  # tokens whose KV is in `host_slots`
         self.keys: list[Hashable] = []  # chained hashes of the full blocks, as far as needed
         self.num_published = 0
-        # False after a hash collision: what follows has no parent in the cache.
+        # False after a hash collision: later blocks would have no parent in the cache.
         self.publishing = True
         self._ids: tuple[int, ...] | None = None
-        # For `KVManager.append`: the positions of the last block, tail_start .. tail_stop - 1, and
-        # the ids of all blocks up to it. A token there needs no block, no copy, no publication.
-        # Both are 0 where that is not so: another table owns the block, too, or full blocks before
-        # it are still to be published.
+        # The fast path of `KVManager.append`. A token at a position from tail_start to
+        # tail_stop - 1, in the last block, needs no new block, no copy and no publication;
+        # tail_ids are all block ids up to that one. Both bounds are 0 where there is more to do:
+        # another table owns the block as well, or full blocks are still to be published.
         self.tail_start = self.tail_stop = 0
         self.tail_ids: tuple[int, ...] = ()
 

@@ -89,8 +89,7 @@ def load_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoi
     a hub id: `org/name`, `org/name@revision`, `org/name:file.gguf`. Only `default` and hub ids may
     use the network.
     """
-    # Loaders are imported on demand: none is needed for the others' models, and each of them
-    # imports this module.
+    # Loaders are imported on demand: a model needs one of them, and each imports this module.
     if model in ("", "default"):
         from tinyserve.models.default_model import NAME, default_model_path
 

@@ -30,7 +30,7 @@ END_OF_TEXT = (
     "<|end|>",
     "<|endoftext|>",
 )
-# The same where it is special; elsewhere it is how HTML ends a text that is struck through.
+# Ends a text as well, but only if the token is special: it is also HTML's tag (strikethrough).
 END_OF_SENTENCE = "</s>"
 # Token types: special, and user-defined, which is what a fine-tune's added tokens become.
 _SPECIAL = 3

@@ -35,10 +35,10 @@ ARCHITECTURES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-# The same without a head, as embedding models are saved; and how Llama's class was first spelled.
+# Other class names: models saved without a head, for embeddings; Llama's first spelling.
 _ALIASES = {name.replace("ForCausalLM", "Model"): name for name in ARCHITECTURES.values()}
 _ALIASES["LLaMAForCausalLM"] = "LlamaForCausalLM"
-# The context of a file that names none, where it is not Llama's.
+# max_position_embeddings where a file leaves it out; all others have Llama's default.
 _CONTEXTS = {
     "MistralForCausalLM": 131072,
     "Qwen2ForCausalLM": 32768,
@@ -46,7 +46,7 @@ _CONTEXTS = {
 }
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-# These say nothing once an author has asked for greedy decoding.
+# To be ignored where the author has asked for greedy decoding.
 _RANDOM_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 
 
@@ -80,7 +80,7 @@ def read_model_config(data: Json, source: str) -> ModelConfig:
     hidden_size = need_count(data, "hidden_size", source)
     num_heads = need_count(data, "num_attention_heads", source)
     num_layers = need_count(data, "num_hidden_layers", source)
-    # null means as many as attention heads; Mistral's class has 8 where nothing is said.
+    # null means as many as attention heads. So does an absent field, but Mistral's class has 8.
     is_said = architecture != "MistralForCausalLM" or "num_key_value_heads" in data
     default_kv = num_heads if is_said else 8
     default_head = 128 if architecture == "Qwen3ForCausalLM" else hidden_size // num_heads

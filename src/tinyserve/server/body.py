@@ -47,7 +47,8 @@ def as_chat_request(fields: Mapping[str, Any]) -> ChatRequest:
 
 def _request_error(error: ValidationError, body: bytes = b"") -> RequestError:
     errors = error.errors(include_url=False, include_context=False, include_input=False)
-    # Of the members of a union, the one that went deepest is what the client meant.
+    # For a union there is an error per member. The client most likely meant the member in which
+    # validation got deepest.
     same_field = [e for e in errors if e["loc"][:1] == errors[0]["loc"][:1]]
     first = max(same_field, key=lambda e: len(e["loc"]))
     path = [p for p in first["loc"] if not _is_union_tag(p)]

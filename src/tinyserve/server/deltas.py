@@ -207,7 +207,7 @@ class _Offsets:
         return self._detokenizer.strip
 
     def next_offset(self, token_id: int) -> int:
-        # A character that lacks its last bytes is U+FFFD by itself; what follows begins after it.
+        # A token that cuts off an unfinished character turns that into U+FFFD, and begins after it.
         offset = self._length + self._detokenizer.is_cut_by(token_id)
         self._length += len(self._detokenizer.push(token_id))
         return offset

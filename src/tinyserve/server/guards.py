@@ -24,9 +24,10 @@ from tinyserve.server.http import given_key, request_id_headers
 from tinyserve.server.sse import send_failure
 from tinyserve.server.web import PATHS
 
-# The page's own bytes are the same for everybody; what they then ask for needs the key.
+# The page's files are no secret; the requests that it makes need the key.
 OPEN_PATHS = frozenset({"/health", "/ping"}) | PATHS
-# Pages for a browser, which sends no bearer token of itself: it may ask for the key as a password.
+# A browser sends no bearer token of its own accord: on these pages it may ask for the key as a
+# password.
 DOC_PATHS = frozenset({"/docs", "/openapi.json"})
 
 

@@ -61,7 +61,7 @@ def raise_file_limit() -> None:
     except ImportError:  # Windows
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Where the hard limit is none, the system may still refuse as much as we would like (macOS).
+    # Even without a hard limit, the system may refuse the number that we would like (macOS).
     for limit in (65536, 10240) if hard == resource.RLIM_INFINITY else (hard,):
         if soft == resource.RLIM_INFINITY or soft >= limit:
             return
@@ -73,8 +73,8 @@ def raise_file_limit() -> None:
 def _tcp(host: str, port: int) -> socket.socket:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        # A name with addresses of both families, such as localhost, means IPv4: every client tries
-        # it.
+        # If a name such as localhost has addresses of both families, take IPv4: every client tries
+        # that.
         family, _, _, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
         listener = socket.socket(family)
         try:

@@ -55,7 +55,7 @@ class Drafter:
         self._controller = controller
         self._clock = clock
         self.num_accepted = [0] * self.max_drafts  # [i]: runs of which draft i was accepted
-        # Of this step: seconds, decodes, and what those with drafts gave.
+        # The present step: seconds spent on drafts, decodes, and how the drafts fared.
         self._proposing = 0.0
         self._num_decodes = 0
         self._outcomes: list[Outcome] = []

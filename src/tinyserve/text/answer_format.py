@@ -164,7 +164,7 @@ class AnswerFormat:
         return Message.of([*parser.push(text), *parser.flush()])
 
 
-# The markers while a prompt is searched: halves of characters, which no text holds.
+# Stand for the markers while a prompt is searched: lone surrogates, which no text holds.
 _MARKS = {OPENER: "\ud800", CLOSER: "\ud801"}
 
 

@@ -205,8 +205,8 @@ class GrammarCompiler:
             spec, pending = self._queue.popleft()
             if not pending.set_running_or_notify_cancel():
                 continue
-            # A daemon: a compilation that never ends must not keep the process. A thread for each:
-            # the stack that a deep one has touched goes back.
+            # A daemon, so that a compilation without end does not keep the process from ending. A
+            # new thread for each, so that the memory of a deep stack is given back.
             thread = threading.Thread(
                 target=self._run, args=(spec, pending), name="grammar-compiler", daemon=True
             )

@@ -22,11 +22,11 @@ MAX_CHARACTERS = 1 << 18  # bounds how deep the compiler recurses; see `grammar.
 MAX_GBNF_CHARACTERS = 1 << 16  # its converter is plain Python, and quadratic in rules
 MAX_GBNF_RULES = 500
 
-# Between the tokens of JSON: a blank or two, or a line break and its indentation. Any number of
-# them, which JSON allows, is where small models run away to.
+# Between the tokens of JSON: a blank or two, or a line break and its indentation. JSON allows any
+# number, but small models then write blanks without end.
 WHITESPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,40}"
 
-# Without this llguidance would also fix how a forced text is cut into tokens; so the model chooses.
+# The model chooses how a forced text is cut into tokens; by default llguidance would.
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
 
 _GBNF_RULE = re.compile(r"^[ \t]*[\w.-]+[ \t]*::=", re.M)

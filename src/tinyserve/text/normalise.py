@@ -128,8 +128,8 @@ def _with_parsed_arguments(call: Any, where: str) -> dict[str, Any]:
     if arguments is not None and not isinstance(arguments, (str, Mapping)):
         raise RequestError(f"{where}.function.arguments must be a string of JSON", param=where)
     if not isinstance(arguments, Mapping):
-        # What a model wrote need not be JSON, nor its escapes characters; then the template gets it
-        # as it is.
+        # A model may have written no JSON, or escapes of no character; the template then gets the
+        # text itself.
         with contextlib.suppress(ValueError, RecursionError):
             parsed = json.loads(arguments) if arguments and arguments.strip() else {}
             json.dumps(parsed, ensure_ascii=False).encode()

@@ -41,7 +41,8 @@ _RESERVED = frozenset(
 # whether the template trims messages.
 _MARKER = "\u2045continue here\u2046 "
 
-# What a template that reads parts of contents must have somewhere, and a text to try it with.
+# Any template that reads a content's parts matches this; whether it does so is found by a trial
+# with the probe.
 _NAMES_PARTS = re.compile(r"""['"]text['"]|\.text\b""")
 _PROBE = "\u2045is this shown?\u2046"
 
@@ -273,6 +274,6 @@ def _cut_at_marker(prompt: str, content: str) -> str:
         )
     if prompt.startswith(_MARKER, end):
         return prompt[:end]
-    # The template trims messages: trim what is before the marker as it would have been.
+    # The template has trimmed the marker's space, so it would also have trimmed the message's own.
     text = content[: -len(_MARKER)]
     return prompt[:end].removesuffix(text[len(text.rstrip()) :])

@@ -62,7 +62,7 @@ def as_python_rules(rule: str, schema: Mapping[str, Any]) -> list[str]:
         return [f"{rule}: ({one} {more})?", f"{rule}_any: %json {any_value}"]
     required, rules = _required(schema), []
     names = [name for name in names if _KEYWORD.fullmatch(name)]
-    # first_i: what may come from argument i on, where none has come before; more_i: where one has.
+    # first_i: the arguments from number i on, if none has been written; more_i: if one has.
     for i, name in enumerate(names):
         skip = name not in required
         own, later = f"{rule}_{i}", f"{rule}_more_{i + 1}"

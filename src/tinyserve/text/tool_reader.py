@@ -49,13 +49,13 @@ class CallReader:
         self._parts: list[Part] = []
         self._pieces: list[str] = []  # arguments that are not yet in a part
         self._arguments: list[str] = []  # all of the latest call
-        # As text: what may become a marker, and white space that is not certain to show.
+        # While reading text: what may become a marker, and white space that may not be shown.
         self._held = ""
         self._space = ""
         self._has_text = False
         self._begins_line = True  # what comes next, blanks aside
-        # As a call: what reads it, and what to show as text if it turns out to be none: the marker
-        # ("" after another call), then the characters.
+        # While reading a call: what reads it; and the marker ("" after another call) and the
+        # characters, to be shown as text if it turns out to be no call.
         self._reading: Reading[str] | None = None
         self._raw: list[str] = []
         self._is_bare = False  # no marker announced it

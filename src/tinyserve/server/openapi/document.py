@@ -75,7 +75,7 @@ class Reference:
                 if endpoint.body is not None:  # validators are made on this thread alone
                     endpoint.body.model_rebuild()
                     await asyncio.sleep(0)
-            # Half a second, mostly FastAPI's import.
+            # Takes half a second, mostly FastAPI's import.
             self._app = await asyncio.to_thread(self._make)
         if scope["route"].path == "/docs":
             url = scope.get("root_path", "") + "/openapi.json"
@@ -130,7 +130,7 @@ def complete_document(document: dict[str, Any], open_paths: AbstractSet[str] | N
 def _describe_answers(path: str, operation: dict[str, Any]) -> None:
     answer = _content(ANSWERS.get(path, {"type": "object"}))
     if path in STREAMING:
-        # No schema: before OpenAPI 3.2 readers differ on whether it is of the text or of an event.
+        # No schema: before OpenAPI 3.2 it could mean the whole text or one event.
         answer["text/event-stream"] = {}
     if path in PLAIN_TEXT:
         answer = {"text/plain": {"schema": {"type": "string"}}}

@@ -17,7 +17,7 @@ from tinyserve.server.dialects.function_tool import function_tool
 from tinyserve.server.dialects.json_node import Node
 from tinyserve.server.extensions import FAST, Extensions, string_or
 
-# This API's own range; `check` refuses what is beyond it.
+# Documented range of this API's temperature, narrower than OpenAI's; `check` enforces it.
 _TEMPERATURE: dict[str, Any] = {
     "anyOf": [{"type": "number", "minimum": 0, "maximum": 1}, {"type": "null"}]
 }
@@ -56,7 +56,7 @@ class MessagesRequest(CountRequest, Extensions):
         return Node(self.metadata or {}, "metadata").get("user_id").text_or("") or None
 
 
-# Of the chat request's own fields, those that this API has another name for, or no place.
+# Fields of a chat request that this API names otherwise, or does not have.
 NOT_PASSED_ON = frozenset(
     {
         "max_completion_tokens", "stream_options", "continue_final_message",

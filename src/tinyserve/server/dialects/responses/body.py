@@ -65,7 +65,7 @@ class ResponsesRequest(Extensions):
         return SEALED_REASONING in (self.include or ())
 
 
-# Of the chat request's own fields, those that this API has another name for, or no place.
+# Fields of a chat request that this API names otherwise, or does not have.
 NOT_PASSED_ON = frozenset({"messages", "logprobs", "max_tokens", "max_completion_tokens"})
 
 
