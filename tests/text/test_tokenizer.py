@@ -169,6 +169,24 @@ def test_ids_outside_the_vocabulary_are_empty(tokenizer: Tokenizer) -> None:
         assert tokenizer.token_text(token_id) == ""
 
 
+@pytest.mark.parametrize("gone", [("Q",), ("Q", "Z", "0"), ("Q", "Ġworld")])
+def test_ids_may_be_left_out_of_a_vocabulary(gone: tuple[str, ...]) -> None:
+    """LOAD-08: a vocabulary with fewer tokens than its last id lost the last ones: they were never
+    drawn, and read as nothing.
+    """
+    data = json.loads(byte_level_backend().to_str())
+    vocab: dict[str, int] = data["model"]["vocab"]
+    data["model"]["merges"] = [
+        pair for pair in data["model"]["merges"] if "".join(pair) not in gone
+    ]
+    for token in gone:
+        del vocab[token]
+    tokenizer = Tokenizer(Backend.from_str(json.dumps(data)))
+    assert tokenizer.vocab_size == max(vocab.values()) + 1 > len(vocab)
+    assert tokenizer.decode(tokenizer.encode("hello, 😀 world")) == "hello, 😀 world"
+    assert tokenizer.token_bytes(BYTE_LEVEL.vocab_size - 1) == b"\xf0\x9f"
+
+
 def test_bytes_and_text_of_one_token() -> None:
     """STR-03: exact bytes for logprobs, replacement characters only in text."""
     emoji = BYTE_LEVEL.encode("😀")

@@ -24,6 +24,8 @@ from tinyserve.errors import ModelLoadError
 if TYPE_CHECKING:
     import tokenizers
 
+NUM_PROBED = 1024  # ids
+
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -62,6 +64,11 @@ class TokenPieces:
         self.vocab_size = max(
             backend.get_vocab_size(with_added_tokens=True), *(i + 1 for i in added), 0
         )
+        # The library counts tokens: where ids are left out, the last ones are beyond the count. To
+        # list all of them takes long, so that is done only where there are such.
+        beyond = range(self.vocab_size, self.vocab_size + NUM_PROBED)
+        if any(self._name(i) is not None for i in beyond):
+            self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values()) + 1
         self._bytes: list[bytes | None] = [None] * self.vocab_size
         self._texts: dict[int, str | None] = {}
         self.plain_texts: dict[int, str] = {}  # known so far; tokens that are whole and not special
