@@ -141,6 +141,16 @@ def test_sentencepiece_whose_unknown_token_is_none_of_its_own(unknown: int | Non
     assert from_gguf(vocab).encode("hello") == sentencepiece().encode("hello")
 
 
+def test_sentencepieces_unknown_token_is_special() -> None:
+    """LOAD-09: answers showed it, where those of the same model as a folder do not."""
+    tokenizer = sentencepiece()
+    assert tokenizer.special_ids == {0, 1, 2}
+    hello = tokenizer.encode("hello")
+    assert tokenizer.encode("hello<unk>", add_special_tokens=False) == [*hello[1:], 0]
+    assert tokenizer.decode([*hello, 0]) == "hello"
+    assert tokenizer.decode([*hello, 0], skip_special_tokens=False) == "<s> hello<unk>"
+
+
 def test_sentencepiece_falls_back_to_bytes() -> None:
     tokenizer = sentencepiece()
     ids = tokenizer.encode("é😀", add_special_tokens=False)

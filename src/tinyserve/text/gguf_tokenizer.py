@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import tokenizers
     from tokenizers import pre_tokenizers
 
-CONTROL, USER_DEFINED, UNUSED = 3, 4, 5  # values in tokenizer.ggml.token_type
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # values in tokenizer.ggml.token_type
 _SPACE = "\u2581"  # SentencePiece's visible space
 
 _ENGLISH = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -261,14 +261,16 @@ def _merges_from_scores(vocab: GGUFVocab, ids: dict[str, int]) -> list[tuple[str
 
 
 def _finish(tokenizer: tokenizers.Tokenizer, vocab: GGUFVocab, bos_token_id: int | None) -> None:
-    """Make control and user-defined tokens match in text; put BOS before a prompt if asked."""
+    """Make control and user-defined tokens match in text; put BOS before a prompt if asked. The one
+    for what is unknown is special too, as in Hugging Face's files of such models.
+    """
     from tokenizers import AddedToken, processors
 
-    for special, kind in ((True, CONTROL), (False, USER_DEFINED)):
+    for special, kinds in ((True, (UNKNOWN, CONTROL)), (False, (USER_DEFINED,))):
         names = [
             AddedToken(name, special=special, normalized=False)
             for name, its_kind in zip(vocab.tokens, vocab.token_types)  # noqa: B905
-            if its_kind == kind and name
+            if its_kind in kinds and name
         ]
         if special:
             tokenizer.add_special_tokens(names)

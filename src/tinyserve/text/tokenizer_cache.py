@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 KEPT = 256 << 20  # bytes of all entries; beyond that the least recently used are removed
-CACHE_VERSION = 1  # change it whenever the same files would give another tokenizer
+CACHE_VERSION = 2  # change it whenever the same files would give another tokenizer
 
 
 def load_backend(
