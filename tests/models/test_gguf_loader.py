@@ -192,6 +192,18 @@ def test_an_ordinary_token_of_that_name_ends_nothing(tmp_path: Path) -> None:
     assert loaded.eos_token_ids == (1, 7, 2)
 
 
+def test_several_ends_may_be_listed(tmp_path: Path) -> None:
+    """LOAD-02: Ollama's converter writes generation_config.json's list beside the one EOS."""
+    types = [1, 3, 3] + [1] * 509
+    metadata = {
+        "tokenizer.ggml.token_type": types,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.eos_token_ids": [1, 7, 5000],
+    }
+    loaded = reload(tmp_path, synthetic_checkpoint(), metadata=metadata)
+    assert loaded.eos_token_ids == (1, 7, 2)
+
+
 def test_an_added_token_of_that_name_ends_a_text(tmp_path: Path) -> None:
     """LOAD-02: converters make a fine-tune's added tokens user-defined, ends of turns too."""
     metadata = {

@@ -67,6 +67,9 @@ def read_eos_token_ids(metadata: Metadata) -> tuple[int, ...]:
     """The file's EOS and end-of-turn ids, then those of the lists that are not ordinary."""
     named = [metadata.get(f"tokenizer.ggml.{kind}_token_id", int) for kind in ("eos", "eot", "eom")]
     ids = [token_id for token_id in named if token_id is not None]
+    several = metadata.numbers("tokenizer.ggml.eos_token_ids")  # as Ollama's converter writes them
+    if several is not None and several.dtype.kind in "iu":
+        ids += several.tolist()
     tokens = metadata.strings("tokenizer.ggml.tokens")
     types = metadata.numbers("tokenizer.ggml.token_type")
     if tokens is not None and types is not None:
