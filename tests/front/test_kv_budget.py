@@ -112,6 +112,40 @@ def test_more_blocks_than_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         resolve(config_of(cache={"kv_cache_memory": "9GiB"}), synthetic_checkpoint())
 
 
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [({}, 128), ({"quantization": "int8"}, 512), ({"dtype": "bf16", "quantization": "int4"}, 576)],
+)
+def test_blocks_that_do_not_fit_beside_the_weights_are_refused(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, str], most: int
+) -> None:
+    """MEM-01: the system would kill the process once the blocks are in use."""
+    checkpoint = dataclasses.replace(synthetic_checkpoint(), stored_bytes=4 << 20)
+    one = block_bytes(checkpoint.config, 16, "f32")
+    assert one == 8 << 10
+    monkeypatch.setattr("tinyserve.engine.resolve.total_memory", lambda: 5 << 20)
+    model = {"kv_cache_dtype": "f32", **options}
+    resolve(config_of(model=model, cache={"num_blocks": most}), checkpoint)
+    with pytest.raises(ConfigError, match=rf"weights .* 5\.0 MiB; at most {most} .* {most * 16}$"):
+        resolve(config_of(model=model, cache={"num_blocks": most + 1}), checkpoint)
+
+
+def test_weights_alone_may_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MEM-01."""
+    checkpoint = dataclasses.replace(synthetic_checkpoint(), stored_bytes=4 << 20)
+    monkeypatch.setattr("tinyserve.engine.resolve.total_memory", lambda: 3 << 20)
+    with pytest.raises(ConfigError, match=r"weights 4\.0 MiB, .* 3\.0 MiB; a smaller model fits"):
+        resolve(config_of(cache={"num_blocks": 1}), checkpoint)
+
+
+def test_half_of_what_the_weights_leave_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MEM-01."""
+    checkpoint = dataclasses.replace(synthetic_checkpoint(), stored_bytes=4 << 20)
+    monkeypatch.setattr("tinyserve.engine.resolve.available_memory", lambda: 8 << 20)
+    resolved, _ = resolve(config_of(cache={"num_blocks": "auto"}), checkpoint)
+    assert resolved.cache.num_blocks == (2 << 20) // block_bytes(checkpoint.config, 16, "f32")
+
+
 def test_more_swap_blocks_than_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The default is not: it is reserved, and taken only as it is used."""
     few, many = {"num_blocks": 4}, {"num_blocks": 4, "num_swap_blocks": 2**31 - 1}

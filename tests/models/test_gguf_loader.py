@@ -114,6 +114,17 @@ def test_formats_of_the_common_types(tmp_path: Path) -> None:
         assert isinstance(loaded.tensors.weight(name), expected)
 
 
+@pytest.mark.parametrize(
+    ("kind", "bits"), [(Q.F32, 32), (Q.BF16, 16), (Q.Q8_0, 8.5), (Q.Q4_0, 4.5)]
+)
+def test_what_the_tensors_take_in_the_file_is_told(tmp_path: Path, kind: Any, bits: float) -> None:
+    source = synthetic_checkpoint()
+    sizes = {name: values(source, name).size for name in source.tensors.names()}
+    vectors = sum(size for name, size in sizes.items() if is_vector(name))
+    want = 4 * vectors + bits / 8 * (sum(sizes.values()) - vectors)
+    assert reload(tmp_path, source, kind).stored_bytes == want
+
+
 def test_float_matrices_are_views_of_the_file(tmp_path: Path) -> None:
     weight = reload(tmp_path, synthetic_checkpoint(), Q.BF16).tensors.weight(
         "model.layers.0.mlp.up_proj.weight"

@@ -66,6 +66,7 @@ def test_types_stay_as_they_are_stored(tmp_path: Path, dtype: str, round_to: Any
         np.testing.assert_array_equal(values(loaded, name), expected)
         if not is_vector(name):
             assert loaded.tensors.weight(name).dtype == dtype
+    assert loaded.stored_bytes == 2 * sum(values(source, n).size for n in source.tensors.names())
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,18 @@ def test_spec_09_another_vocabulary_is_refused_with_both_sizes() -> None:
     assert "spec.draft_model" in str(caught.value)
 
 
+def test_what_does_not_fit_beside_the_served_model_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """MEM-01: its KV-cache has as many blocks as the served model's."""
+    monkeypatch.setattr("tinyserve.engine.speculation.total_memory", lambda: 24 << 20)
+    LLM("synthetic", draft_model="synthetic", num_blocks=1024)  # of 8 KiB
+    with pytest.raises(
+        ConfigError, match=r"KV-cache, .* 16\.0 MiB, beside 16\.\d MiB .* 24\.0 MiB"
+    ):
+        LLM("synthetic", draft_model="synthetic", num_blocks=2048)
+
+
 def test_its_memory_is_reported() -> None:
     plain, drafted = LLM("synthetic"), LLM("synthetic", draft_model="synthetic")
     drafted.generate("hello", SamplingParams(max_tokens=8, temperature=0), progress=False)

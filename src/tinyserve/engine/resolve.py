@@ -31,6 +31,9 @@ from tinyserve.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("tinyserve")
 
+# The least that a stored byte becomes in memory, where weights are made smaller while loading.
+_LEAST_CONVERTED = {"f16": 0.5, "bf16": 0.5, "int8": 0.25, "int4": 0.125}
+
 
 def resolve(config: TinyServeConfig, checkpoint: Checkpoint) -> tuple[TinyServeConfig, list[str]]:
     """The configuration without automatic values, and why each was chosen."""
@@ -80,21 +83,22 @@ def resolve_num_blocks(
 ) -> tuple[CacheConfig, list[str]]:
     """The number of KV blocks: as set, from a memory budget, or from the memory that is free.
 
-    Raises ConfigError where a budget is too small for one sequence, or the machine for the blocks
-    or those that swapping may take.
+    Raises ConfigError where a budget is too small for one sequence, or the machine for the weights
+    and the blocks, or those that swapping may take.
     """
     cache = config.cache
     max_model_len = scheduler.max_model_len
     assert max_model_len is not None
     dtype = resolve_kv_dtype(checkpoint, config.model)
     one = block_bytes(checkpoint.config, cache.block_size, dtype)
+    weights = least_weight_bytes(checkpoint, config.model)
     notes = []
     num_blocks = cache.num_blocks
     if num_blocks is None:
         budget, why = cache.kv_cache_memory, "cache.kv_cache_memory"
         if budget is None:
             full = blocks_for(max_model_len, cache.block_size) * scheduler.max_num_seqs * one
-            budget = min(full, available_memory() // 2)
+            budget = min(full, max(0, available_memory() - weights) // 2)
             why = "every seat at full length" if budget == full else "half of the free memory"
         num_blocks = blocks_in_budget(
             checkpoint.config,
@@ -104,7 +108,7 @@ def resolve_num_blocks(
             max_model_len=max_model_len,
         )
         notes.append(f"num_blocks is {num_blocks} ({readable(num_blocks * one)}): {why}")
-    _check_memory(cache, num_blocks, one)
+    _check_memory(cache, num_blocks, one, weights)
     capacity = num_blocks * cache.block_size
     if capacity < max_model_len:
         notes.append(
@@ -115,17 +119,34 @@ def resolve_num_blocks(
     return resolved, notes
 
 
-def _check_memory(cache: CacheConfig, num_blocks: int, block_bytes: int) -> None:
-    """Raise ConfigError where the machine could never hold the blocks, or those of swapping."""
+def least_weight_bytes(checkpoint: Checkpoint, options: ModelOptions) -> int:
+    """What the weights take in memory, or less: known before any is read."""
+    least = min(
+        _LEAST_CONVERTED.get(kind or "", 1) for kind in (options.dtype, options.quantization)
+    )
+    return int(checkpoint.stored_bytes * least)
+
+
+def _check_memory(cache: CacheConfig, num_blocks: int, block_bytes: int, weights: int) -> None:
+    """Raise ConfigError where the machine could never hold the blocks beside the weights, or those
+    of swapping: the system would end the process without a word once they are in use.
+    """
     total = total_memory()
-    most = total // block_bytes
+    most = max(0, total - weights) // block_bytes
     if num_blocks > most:
         key = "num_blocks" if cache.kv_cache_memory is None else "kv_cache_memory"
-        raise ConfigError(
-            f"cache.{key}: {num_blocks} blocks take {readable(num_blocks * block_bytes)}, but this "
-            f"machine has {readable(total)}; at most {most} blocks fit, for a "
-            f"scheduler.max_model_len of at most {most * cache.block_size}"
+        beside = f" and the weights {readable(weights)}" if weights else ""
+        fitting = (
+            f"at most {most} blocks fit, for a scheduler.max_model_len of at most "
+            f"{most * cache.block_size}"
+            if most
+            else "a smaller model fits, or model.quantization"
         )
+        raise ConfigError(
+            f"cache.{key}: {num_blocks} blocks take {readable(num_blocks * block_bytes)}{beside}, "
+            f"but this machine has {readable(total)}; {fitting}"
+        )
+    most = total // block_bytes
     if cache.num_swap_blocks > most and cache.num_swap_blocks != CacheConfig.num_swap_blocks:
         raise ConfigError(  # the default is reserved and used as far as the memory goes
             f"cache.num_swap_blocks {cache.num_swap_blocks} takes "

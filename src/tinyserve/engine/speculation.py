@@ -10,11 +10,15 @@ from typing import Any
 from tinyserve.config import SpecConfig, TinyServeConfig
 from tinyserve.engine.draft_model import DraftLimits, DraftModelProposer
 from tinyserve.engine.drawing import DrawRows, draw_by_rejection, draw_coupled
+from tinyserve.engine.memory import total_memory
+from tinyserve.engine.resolve import least_weight_bytes
 from tinyserve.engine.runner import ModelRunner
 from tinyserve.errors import ConfigError
 from tinyserve.kv.manager import KVManager
+from tinyserve.kv_budget import block_bytes, readable
 from tinyserve.models.cache import cache_dir
-from tinyserve.models.checkpoint import Progress, load_checkpoint
+from tinyserve.models.checkpoint import Checkpoint, Progress, load_checkpoint
+from tinyserve.models.weights import resolve_kv_dtype
 from tinyserve.spec.controller import AdaptiveController
 from tinyserve.spec.drafter import Drafter
 from tinyserve.spec.ngram import NgramProposer
@@ -85,6 +89,7 @@ def load_draft_model(
             f"{difference}. Tokens: {own.vocab_size} against {tokenizer.vocab_size}; logits: "
             f"{vocab_size} against {logits_size}"
         )
+    _check_memory(config, checkpoint, target)
     max_len = min(scheduler.max_model_len, checkpoint.config.max_position_embeddings)
     runner = ModelRunner.create(
         checkpoint,
@@ -103,6 +108,26 @@ def load_draft_model(
         spec.num_speculative_tokens,
         wants_probs=spec.verification == "rejection",
     )
+
+
+def _check_memory(config: TinyServeConfig, draft: Checkpoint, target: ModelRunner) -> None:
+    """Raise ConfigError where the machine could never hold the draft model and its KV-cache beside
+    the served model's.
+    """
+    cache, total = config.cache, total_memory()
+    assert cache.num_blocks is not None
+    dtype = resolve_kv_dtype(draft, config.model)
+    weights = least_weight_bytes(draft, config.model)
+    blocks = cache.num_blocks * block_bytes(draft.config, cache.block_size, dtype)
+    report = target.memory_report()
+    held = sum(report[name]["reserved"] for name in ("weights", "kv_cache"))
+    if held + weights + blocks > total:
+        raise ConfigError(
+            f"spec.draft_model {config.spec.draft_model!r}: its weights take {readable(weights)} "
+            f"and its KV-cache, of as many blocks as the served model's, {readable(blocks)}, "
+            f"beside {readable(held)} for that model, but this machine has {readable(total)}; "
+            "fewer cache.num_blocks or a smaller draft model take less"
+        )
 
 
 def tokenizer_difference(target: Tokenizer, draft: Tokenizer) -> str | None:

@@ -63,6 +63,7 @@ class Checkpoint:
     pooling: str | None = None  # the authors' for embeddings, "last" or "mean", if the files say
     contents: str = ""  # the same for all copies of one model, different for other weights
     max_new_tokens: int | None = None  # the authors' limit of an answer
+    stored_bytes: int = 0  # what the tensors that are needed take in the files, where there are any
 
 
 def drawable_ids(ids: Collection[int], config: ModelConfig, source: str) -> tuple[int, ...]:

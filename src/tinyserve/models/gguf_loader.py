@@ -61,9 +61,10 @@ def load_gguf(path: Path, name: str) -> Checkpoint:
     metadata = Metadata(file)
     config = read_config(metadata)
     contents = contents_fingerprint(paths)
+    tensors = GGUFTensors(file, config, unpermute=metadata.architecture == "llama")
     return Checkpoint(
         config=config,
-        tensors=GGUFTensors(file, config, unpermute=metadata.architecture == "llama"),
+        tensors=tensors,
         eos_token_ids=drawable_ids(read_eos_token_ids(metadata), config, str(path)),
         sampling_defaults=read_sampling_defaults(metadata),
         tokenizer_spec=lambda: read_tokenizer_spec(metadata),
@@ -71,6 +72,7 @@ def load_gguf(path: Path, name: str) -> Checkpoint:
         name=name,
         pooling={1: "mean", 3: "last"}.get(metadata.get("{arch}.pooling_type", int) or 0),
         contents=contents,
+        stored_bytes=tensors.num_bytes,
     )
 
 
@@ -109,6 +111,7 @@ class GGUFTensors:
             self._infos.pop(LM_HEAD, None)
         check_layout(config, {n: i.shape for n, i in self._infos.items()}, str(file.path))
         self._check_known(config)
+        self.num_bytes = sum(info.num_bytes for info in self._infos.values())
         self._heads = (
             {"q_proj": config.num_heads, "k_proj": config.num_kv_heads} if unpermute else {}
         )

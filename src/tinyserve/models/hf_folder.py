@@ -73,11 +73,12 @@ def load_folder(folder: Path, name: str) -> Checkpoint:
             folder,
             LM_HEAD,
         )
+    source = SafetensorsSource(tensors, tensor_shapes(config))
     read = [*files, *(folder / file for file in _FINGERPRINTED if (folder / file).is_file())]
     contents = contents_fingerprint(read)
     return Checkpoint(
         config=config,
-        tensors=SafetensorsSource(tensors, tensor_shapes(config)),
+        tensors=source,
         eos_token_ids=drawable_ids(
             read_eos_token_ids(data, generation, str(folder)), config, str(folder)
         ),
@@ -88,6 +89,7 @@ def load_folder(folder: Path, name: str) -> Checkpoint:
         pooling=_read_pooling(folder),
         contents=contents,
         max_new_tokens=read_max_new_tokens(generation),
+        stored_bytes=source.num_bytes,
     )
 
 

@@ -56,6 +56,10 @@ class StoredTensor:
         return flat.reshape(self.shape)
 
     @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.numpy_dtype.itemsize
+
+    @property
     def numpy_dtype(self) -> np.dtype[Any]:
         """How values are held (bf16 as uint16). Raises ModelLoadError naming tensor and type."""
         dtype = DTYPES.get(self.dtype)
@@ -129,8 +133,7 @@ class SafetensorsSource:
 
     def __init__(self, tensors: Mapping[str, StoredTensor], wanted: Collection[str]) -> None:
         self._tensors = {name: tensors[name] for name in wanted}
-        for tensor in self._tensors.values():
-            _ = tensor.numpy_dtype
+        self.num_bytes = sum(tensor.num_bytes for tensor in self._tensors.values())
 
     def names(self) -> Collection[str]:
         return self._tensors.keys()
