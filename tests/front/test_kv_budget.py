@@ -147,12 +147,18 @@ def test_half_of_what_the_weights_leave_free(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_more_swap_blocks_than_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default is not: it is reserved, and taken only as it is used."""
+    """MEM-01: of the default there are as many as fit."""
     few, many = {"num_blocks": 4}, {"num_blocks": 4, "num_swap_blocks": 2**31 - 1}
     monkeypatch.setattr("tinyserve.engine.resolve.total_memory", lambda: 1 << 20)
     with pytest.raises(ConfigError, match=r"cache\.num_swap_blocks 2147483647 takes .* 1\.0 MiB"):
         resolve(config_of(cache=many), synthetic_checkpoint())
-    resolve(config_of(cache=few), synthetic_checkpoint())
+    resolved, notes = resolve(config_of(cache=few), synthetic_checkpoint())
+    assert resolved.cache.num_swap_blocks == 124
+    assert any("num_swap_blocks is 124" in note for note in notes)
+    checkpoint = dataclasses.replace(synthetic_checkpoint(), stored_bytes=1 << 19)
+    resolve(config_of(cache={**few, "num_swap_blocks": 60}), checkpoint)
+    with pytest.raises(ConfigError, match="at most 60 blocks fit"):
+        resolve(config_of(cache={**few, "num_swap_blocks": 61}), checkpoint)
 
 
 def test_a_pool_smaller_than_the_context_is_noted() -> None:

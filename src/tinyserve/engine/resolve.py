@@ -108,14 +108,21 @@ def resolve_num_blocks(
             max_model_len=max_model_len,
         )
         notes.append(f"num_blocks is {num_blocks} ({readable(num_blocks * one)}): {why}")
-    _check_memory(cache, num_blocks, one, weights)
+    num_swap_blocks = _swap_beside(cache, num_blocks, one, weights)
+    if num_swap_blocks < cache.num_swap_blocks:
+        notes.append(
+            f"num_swap_blocks is {num_swap_blocks}: what the weights and the KV-cache leave of "
+            "the memory; what is preempted beyond that is recomputed"
+        )
     capacity = num_blocks * cache.block_size
     if capacity < max_model_len:
         notes.append(
             f"the KV-cache holds {capacity} tokens, less than max_model_len {max_model_len}: "
             "longer requests are refused"
         )
-    resolved = dataclasses.replace(cache, num_blocks=num_blocks, kv_cache_memory=None)
+    resolved = dataclasses.replace(
+        cache, num_blocks=num_blocks, num_swap_blocks=num_swap_blocks, kv_cache_memory=None
+    )
     return resolved, notes
 
 
@@ -127,9 +134,11 @@ def least_weight_bytes(checkpoint: Checkpoint, options: ModelOptions) -> int:
     return int(checkpoint.stored_bytes * least)
 
 
-def _check_memory(cache: CacheConfig, num_blocks: int, block_bytes: int, weights: int) -> None:
-    """Raise ConfigError where the machine could never hold the blocks beside the weights, or those
-    of swapping: the system would end the process without a word once they are in use.
+def _swap_beside(cache: CacheConfig, num_blocks: int, block_bytes: int, weights: int) -> int:
+    """How many blocks swapping gets: as many as are set, or fewer of the default.
+
+    Raises ConfigError where the machine could never hold the blocks beside the weights, or those
+    of swapping beside both: the system would end the process without a word once they are in use.
     """
     total = total_memory()
     most = max(0, total - weights) // block_bytes
@@ -146,13 +155,14 @@ def _check_memory(cache: CacheConfig, num_blocks: int, block_bytes: int, weights
             f"cache.{key}: {num_blocks} blocks take {readable(num_blocks * block_bytes)}{beside}, "
             f"but this machine has {readable(total)}; {fitting}"
         )
-    most = total // block_bytes
-    if cache.num_swap_blocks > most and cache.num_swap_blocks != CacheConfig.num_swap_blocks:
-        raise ConfigError(  # the default is reserved and used as far as the memory goes
+    left = most - num_blocks
+    if cache.num_swap_blocks > left and cache.num_swap_blocks != CacheConfig.num_swap_blocks:
+        raise ConfigError(
             f"cache.num_swap_blocks {cache.num_swap_blocks} takes "
             f"{readable(cache.num_swap_blocks * block_bytes)}, but this machine has "
-            f"{readable(total)}; at most {most} blocks fit"
+            f"{readable(total)}; at most {left} blocks fit beside weights and KV-cache"
         )
+    return min(cache.num_swap_blocks, left)
 
 
 def sampling_defaults(options: ModelOptions, checkpoint: Checkpoint) -> dict[str, Any]:
