@@ -138,6 +138,18 @@ def test_weights_alone_may_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None
         resolve(config_of(cache={"num_blocks": 1}), checkpoint)
 
 
+def test_the_default_gives_way_to_the_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MEM-01: what fits without them is what nobody has asked for."""
+    checkpoint = dataclasses.replace(synthetic_checkpoint(), stored_bytes=5 << 20)
+    for function in ("total_memory", "available_memory"):
+        monkeypatch.setattr(f"tinyserve.engine.resolve.{function}", lambda: 20 << 20)
+    resolved, notes = resolve(config_of(), checkpoint)
+    assert resolved.cache.num_blocks == 7.5 * 2**20 // (8 << 10)
+    assert any("num_blocks is 960 (7.5 MiB)" in note for note in notes)
+    with pytest.raises(ConfigError, match="2047 blocks take"):
+        resolve(config_of(cache={"num_blocks": 2047}), checkpoint)
+
+
 def test_half_of_what_the_weights_leave_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """MEM-01."""
     checkpoint = dataclasses.replace(synthetic_checkpoint(), stored_bytes=4 << 20)

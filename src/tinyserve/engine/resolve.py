@@ -94,6 +94,10 @@ def resolve_num_blocks(
     weights = least_weight_bytes(checkpoint, config.model)
     notes = []
     num_blocks = cache.num_blocks
+    if num_blocks is not None and num_blocks == CacheConfig.num_blocks:
+        kv = num_blocks * one
+        if kv <= total_memory() < kv + weights:
+            num_blocks = None  # the default gives way to the weights
     if num_blocks is None:
         budget, why = cache.kv_cache_memory, "cache.kv_cache_memory"
         if budget is None:
