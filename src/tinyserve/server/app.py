@@ -23,10 +23,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tinyserve.config import ServerConfig
 from tinyserve.engine.build import Engine
-from tinyserve.errors import EngineDeadError, TinyServeError
+from tinyserve.errors import TinyServeError
 from tinyserve.server.answer import failure_response
 from tinyserve.server.endpoints import Endpoints
-from tinyserve.server.errors import failure, status_failure
+from tinyserve.server.errors import failure, is_news, status_failure
 from tinyserve.server.gate import Gate
 from tinyserve.server.guards import OPEN_PATHS, KeyGuard
 from tinyserve.server.http import request_id_headers
@@ -137,7 +137,7 @@ def _add_error_handlers(app: Starlette) -> None:
             told = status_failure(error.status_code, request.method, path, error.headers, paths)
         else:
             told = failure(error, path)
-        if told.status >= 500 and not isinstance(error, EngineDeadError):
+        if is_news(error, told):
             logger.error("%s %s failed", request.method, path, exc_info=error)
         return failure_response(told)
 

@@ -109,6 +109,13 @@ def status_failure(
     return _in_dialect(HTTPFailure(status, error_object(status, message), headers), path)
 
 
+def is_news(error: BaseException, told: HTTPFailure) -> bool:
+    """Whether the log has to tell of it. That the engine died or the server ends it tells once, not
+    for every request.
+    """
+    return told.status >= 500 and not isinstance(error, EngineDeadError)
+
+
 def speaks_messages(path: str) -> bool:
     """Whether clients of `path` speak Anthropic's Messages API."""
     return re.search(r"/v1/messages(/|$)", path) is not None

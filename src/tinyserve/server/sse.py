@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tinyserve.server.deltas import DeltaMaker
-from tinyserve.server.errors import HTTPFailure, failure
+from tinyserve.server.errors import HTTPFailure, failure, is_news
 from tinyserve.server.json_text import to_json
 from tinyserve.server.outlet import Outlet, Readers, SlowReaderError
 from tinyserve.server.session import ClientGoneError, Session
@@ -76,7 +76,7 @@ class EventStream(Response):
 
     async def _fail(self, error: Exception, outlet: Outlet, path: str) -> None:
         told = failure(error, path)
-        if told.status >= 500:
+        if is_news(error, told):
             logger.error("a stream failed: %s", error, exc_info=error)
         with contextlib.suppress(OSError, SlowReaderError):  # the client may be gone as well
             if self._has_begun:
