@@ -120,6 +120,13 @@ def test_what_takes_too_long_ends_with_an_error(tmp_path: Path) -> None:
         code, said = running.end(signal.SIGTERM)
         assert "shutting down" in json.loads(stream.last_event())["error"]["message"]
         assert code == 0, said
+        assert "ERROR" not in said, "that is how it was to end"
+
+
+def test_a_variable_of_other_servers_is_nothing_to_this_one(tmp_path: Path) -> None:
+    with server(tmp_path, WEB_CONCURRENCY="auto") as running:
+        running.wait_ready()
+        assert running.health() == (200, "ok")
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:

@@ -101,6 +101,7 @@ def web_settings(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         app,
         http=Connection,
         ws="none",
+        workers=1,  # or uvicorn reads WEB_CONCURRENCY, which may be meant for others, or no number
         log_level=config.log_level if config.log_level == "debug" else "warning",
         access_log=config.access_log,
         lifespan="on",
