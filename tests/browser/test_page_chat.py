@@ -338,9 +338,41 @@ def test_copying(page: Page, served: Live) -> None:
     page.get_by_role("button", name="Copy python").click()
     expect(page.locator(".copy")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == "print(1)"
+    page.locator(".copy").dblclick()
+    expect(page.locator(".copy")).to_have_text(
+        "Copy"
+    )  # after a while, however often it was pressed
     answers(page).get_by_role("button", name="Copy", exact=True).click()
     expect(page.locator("#announcer")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == "Say\n```python\nprint(1)\n```"
+
+
+# The Enter that takes up what an input method proposes, as Chromium and Firefox tell of it, and as
+# Safari does: once the composition has ended.
+COMPOSED = [{"isComposing": True}, {"keyCode": 229}]
+
+
+@pytest.mark.parametrize("how", COMPOSED, ids=["composing", "safari"])
+def test_an_input_methods_enter_sends_nothing(
+    page: Page, served: Live, how: dict[str, Any]
+) -> None:
+    event = {"key": "Enter", "bubbles": True, "cancelable": True, **how}
+    served.runner.says("fine")
+    box = page.get_by_label("Message", exact=True)
+    box.fill("かんじ")
+    box.dispatch_event("keydown", event)
+    expect(box).to_have_value("かんじ")
+    expect(page.locator(".message")).to_have_count(0)
+    page.keyboard.press("Enter")
+    expect_answer(page, "fine")
+    page.get_by_role("button", name="Edit", exact=True).click()
+    edited = page.get_by_label("Edit the message")
+    edited.fill("漢字")
+    edited.dispatch_event("keydown", event)
+    expect(edited).to_have_value("漢字")
+    edited.press("Enter")
+    expect(page.locator(".message.user .body")).to_have_text("漢字")
+    expect_answer(page, "fine")
 
 
 ERRORS = [

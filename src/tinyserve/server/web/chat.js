@@ -2,7 +2,7 @@
 // /v1/chat/completions; several conversations may be answered at once.
 
 import { Answer, question } from "./answer.js";
-import { announce, byId, copyFrom } from "./dom.js";
+import { announce, byId, copyFrom, isSend } from "./dom.js";
 import { History } from "./history.js";
 import { endInWords, MessageView } from "./message.js";
 import { newConversation, saveConversation } from "./store.js";
@@ -174,7 +174,7 @@ export class Chat {
   #listen() {
     this.input.addEventListener("input", () => this.#onInput());
     this.input.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+      if (!isSend(event)) return;
       event.preventDefault();
       byId("composer").requestSubmit();
     });

@@ -36,6 +36,12 @@ export function announce(text) {
   byId("announcer").textContent = text;
 }
 
+// Enter alone. The one that takes up what an input method proposes (Japanese, Chinese, ...) is not meant for us; in Safari
+// it comes once the composition has ended, known by its key code alone (WebKit bug 165004).
+export function isSend({ key, shiftKey, isComposing, keyCode }) {
+  return key === "Enter" && !shiftKey && !isComposing && keyCode !== 229;
+}
+
 // Plain http on another machine has no clipboard API; the old way still works there.
 export async function copyText(text) {
   try {
@@ -53,9 +59,9 @@ export async function copyText(text) {
   }
 }
 
-// A word of confirmation on the button itself.
+// A word of confirmation on the button itself, however often it is pressed meanwhile.
 export async function copyFrom(button, text) {
-  const label = button.textContent;
+  const label = (button.dataset.label ??= button.textContent);
   const isDone = await copyText(text);
   button.textContent = isDone ? "Copied" : "Failed";
   announce(isDone ? "Copied" : "Could not copy");

@@ -3,7 +3,7 @@
 // A message: {role, content} and, of an answer: reasoning, toolCalls [{name, arguments}], finish, error {text},
 // usage (OpenAI's), seconds {first, total}.
 
-import { element, fromTemplate, setText } from "./dom.js";
+import { element, fromTemplate, isSend, setText } from "./dom.js";
 import { renderMarkdown } from "./markdown.js";
 import { count, duration, plural, rate } from "./words.js";
 
@@ -82,7 +82,7 @@ export class MessageView {
       if (event.key === "Escape") {
         event.stopPropagation();
         close();
-      } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      } else if (isSend(event)) {
         event.preventDefault();
         form.requestSubmit();
       }
