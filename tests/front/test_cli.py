@@ -87,6 +87,10 @@ def test_every_setting_has_an_option_in_the_help(capsys: pytest.CaptureFixture[s
         (["serve", "--api-key", ""], "server.api_key is given, but empty (from --api-key)"),
         (["serve", "--api-key", "a", "--api-key", " , "], "server.api_key is given, but empty"),
         (["serve", "--served-model-name", ""], "server.served_model_name is given, but empty"),
+        (["serve", "--api-key-file", ""], "api_key_file is given, but empty (from --api-key-file)"),
+        (["serve", "--ssl-certfile", " "], "server.ssl_certfile is given, but empty"),
+        (["serve", "--uds", ""], "server.uds is given, but empty"),
+        (["chat", "--chat-template", ""], "model.chat_template is given, but empty"),
         (
             ["serve", "--served-model-name", "caf\udce9"],
             "server.served_model_name must be a string",

@@ -246,6 +246,9 @@ def _read(declared: Setting, value: Any) -> Any:
             if not all(lists):  # --api-key "$KEY" without a KEY must not mean "no key"
                 raise ConfigError(f"{declared.key} is given, but empty")
             return tuple(item for items in lists for item in items)
+        names_file = declared.kind == "str" and declared.optional and not declared.choices
+        if names_file and not value.strip():  # --api-key-file "$FILE" without a FILE, likewise
+            raise ConfigError(f"{declared.key} is given, but empty")
         return checked(declared, parse_text(declared, value))
     except ConfigError as error:
         raise ConfigError(f"{error} (from {declared.flags[0]})") from None
