@@ -71,6 +71,7 @@ class ModelOptions:
         "sampling defaults of the model (generation_config.json) for fields a request leaves out, "
         "and its max_new_tokens for conversations",
         choices=("auto", "none"),
+        aliases={"vllm": "none"},  # vLLM's own name for its neutral defaults
     )
     override_generation_config: Mapping[str, Any] | None = setting(
         None, "sampling defaults that replace the model's, e.g. '{\"temperature\": 0.5}'"

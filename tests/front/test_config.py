@@ -271,3 +271,10 @@ def test_origins_and_hosts_of_every_kind() -> None:
 
 def test_an_ipv6_address_may_be_written_as_in_a_url() -> None:
     assert ServerConfig(host="[::1]").host == ServerConfig(host="::1").host == "::1"
+
+
+def test_values_go_by_the_names_of_vllm_too() -> None:
+    model = TinyServeConfig.from_dict(
+        {"model": {"generation_config": "vllm", "dtype": "half"}}
+    ).model
+    assert (model.generation_config, model.dtype) == ("none", "f16")
