@@ -39,9 +39,10 @@ from tinyserve.signals import end_at_once, handled
 
 logger = logging.getLogger("tinyserve.server")
 
-# Idle connections are kept longer than clients and proxies keep them (httpx 5 s, load balancers
-# 60 s): where the server closes first, the request that was just being sent is lost.
-KEEP_ALIVE_S = 75
+# Idle connections are kept longer than clients and proxies keep them (httpx 5 s, Go's 90 s, Caddy
+# 2 minutes, Google's load balancers 10): where the server closes first, the request that was just
+# being sent is lost.
+KEEP_ALIVE_S = 620
 TAKE_IN_S = 0.2  # for connections made before listening ended to be accepted and read
 GRACE_S = 2  # for the last responses to go out once their requests have been ended
 REPEAT_S = 0.5  # `timeout` and others send one signal to the process and to its group
