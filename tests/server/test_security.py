@@ -32,6 +32,7 @@ from tinyserve.errors import ConfigError
 from tinyserve.server import guards, run
 from tinyserve.server.app import create_app
 from tinyserve.server.guards import HostGuard, host_rule, is_local_name
+from tinyserve.server.http import given_key
 from tinyserve.server.listen import listening
 from tinyserve.server.run import GracefulServer
 from tinyserve.server.web import PATHS
@@ -129,12 +130,18 @@ def test_auth_01_odd_spellings_lead_nowhere(guarded: Live, method: str, target: 
 
 def test_auth_01_any_of_the_keys_opens_in_either_header(guarded: Live) -> None:
     for key in KEYS:
-        for headers in (bearer(key), {"authorization": f"bearer  {key}"}, {"x-api-key": key}):
+        for headers in (
+            bearer(key),
+            {"authorization": f"bearer  {key}"},
+            {"x-api-key": key},
+            {"authorization": "Bearer", "x-api-key": key},
+        ):
             assert guarded.client.get("/v1/models", headers=headers).status_code == 200
     for headers in (
         bearer(KEYS[0] + "x"),
         bearer(KEYS[0][:-1]),
         bearer("clé"),
+        {"authorization": "Bearer"},
         {"x-api-key": ""},
         {"x-api-key": "first-key,second-key"},
         {**bearer("wrong"), "x-api-key": KEYS[0]},
@@ -146,6 +153,7 @@ def test_auth_01_any_of_the_keys_opens_in_either_header(guarded: Live) -> None:
         assert set(error) == {"message", "type", "param", "code"}
         assert (error["type"], error["code"]) == ("authentication_error", "invalid_api_key")
         assert response.headers["www-authenticate"] == "Bearer"
+    assert given_key([(b"x-api-key", b"key ")]) == b"key"  # the parser leaves the blank
     asked = guarded.client.get("/v1/models", headers={"x-request-id": "abc"})
     assert (asked.status_code, asked.headers["x-request-id"]) == (401, "abc")
 

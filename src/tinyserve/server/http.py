@@ -66,12 +66,15 @@ def _too_large(limit: int) -> HTTPError:
 
 
 def given_key(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
-    """The key that a request shows: `Authorization: Bearer`, else Anthropic's `x-api-key`."""
+    """The key that a request shows: `Authorization: Bearer`, else Anthropic's `x-api-key`. Clients
+    that were given no key for the one may send it empty.
+    """
     named = dict(reversed(headers))  # the first of two headers of one name counts
     scheme, _, key = named.get(b"authorization", b"").partition(b" ")
-    if scheme.lower() == b"bearer":
+    if scheme.lower() == b"bearer" and key.strip():
         return key.strip()
-    return named.get(b"x-api-key")
+    other = named.get(b"x-api-key")
+    return None if other is None else other.strip()
 
 
 def client_of(request: Request, user: str | None) -> str:
