@@ -63,6 +63,7 @@ def test_the_default_model_by_either_name(tmp_path: Path, monkeypatch: pytest.Mo
         ("some/folder/file.gguf", "was not found"),
         ("model.gguf", "was not found"),
         ("~nobody-of-that-name/model", "was not found"),
+        ("~/model.gguf", r"no folder or file /home of mine/model\.gguf"),
         ("x" * 5000, "was not found"),
         ("a\0b", "was not found"),
     ],
@@ -71,6 +72,7 @@ def test_names_that_mean_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home of mine")
     with pytest.raises(ModelLoadError, match=said):
         load_checkpoint(name)
 

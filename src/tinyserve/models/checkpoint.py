@@ -117,8 +117,8 @@ def load_checkpoint(model: str, *, progress: Progress | None = None) -> Checkpoi
 
 def _absolute(model: str) -> Path:
     try:
-        return Path(model).absolute()
-    except OSError:  # the working folder has been removed
+        return Path(model).expanduser().absolute()
+    except (OSError, RuntimeError):  # the working folder has been removed; an unknown user's home
         return Path(model)
 
 
