@@ -282,3 +282,31 @@ def test_a_whole_answer_looks_right_in_the_chat(page: Page, served: Live) -> Non
     expect(answer.get_by_role("listitem")).to_have_count(2)
     expect(answer.get_by_role("cell", name="2")).to_be_visible()
     expect(answer.get_by_role("button", name="Copy py")).to_be_visible()
+
+
+# How a text lies in its box: the blank to its left, and to its right.
+BLANKS = """(node) => {
+  const range = document.createRange();
+  range.selectNodeContents(node);
+  const [text, box] = [range.getBoundingClientRect(), node.getBoundingClientRect()];
+  return [Math.round(text.left - box.left), Math.round(box.right - text.right)];
+}"""
+
+
+def test_texts_from_right_to_left_begin_on_the_right(page: Page, served: Live) -> None:
+    served.runner.says("شكرا لك.\n\nEnglish.\n\n- نعم\n\n```\ncode()\n```")
+    box = page.get_by_label("Message", exact=True)
+    box.fill("مرحبا.")
+    assert box.evaluate("(node) => getComputedStyle(node).unicodeBidi") == "plaintext"
+    page.keyboard.press("Enter")
+    answer = answers(page)
+    expect(answer).to_have_attribute("aria-busy", "false")
+    arabic, english = (answer.locator(".body > p").nth(i).evaluate(BLANKS) for i in range(2))
+    assert arabic[1] <= 1 < arabic[0]
+    assert english[0] <= 1 < english[1]
+    left, right = answer.locator("li").evaluate(BLANKS)
+    assert right <= 1 < left
+    assert answer.locator("ul").evaluate("(node) => getComputedStyle(node).direction") == "rtl"
+    assert answer.locator("code").evaluate("(node) => getComputedStyle(node).direction") == "ltr"
+    said = page.locator(".message.user .body")
+    assert said.evaluate("(node) => getComputedStyle(node).direction") == "rtl"

@@ -5,7 +5,7 @@
 
 import { element, fromTemplate, isSend, setText } from "./dom.js";
 import { renderMarkdown } from "./markdown.js";
-import { count, duration, plural, rate } from "./words.js";
+import { count, direction, duration, plural, rate } from "./words.js";
 
 export class MessageView {
   constructor(message) {
@@ -17,6 +17,7 @@ export class MessageView {
 
   // Show the message as it is now.
   update({ isRunning = false } = {}) {
+    this.body.dir = direction(this.message.content);
     if (this.message.role === "user") setText(this.body, this.message.content);
     else this.#updateAnswer(isRunning);
   }
@@ -47,6 +48,7 @@ export class MessageView {
     details.hidden = !reasoning;
     if (!reasoning) return;
     setText(details.querySelector("summary"), isRunning && !content ? "Thinking…" : "Reasoning");
+    details.dir = direction(reasoning);
     renderMarkdown(details.querySelector("div"), reasoning);
   }
 

@@ -1,4 +1,4 @@
-// Numbers as people read them. Pure functions.
+// Numbers as people read them, and which way they read. Pure functions.
 
 const DASH = "–";
 
@@ -32,4 +32,11 @@ export function percent(part, whole) {
 
 export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
+}
+
+const FROM_RIGHT = /^\P{L}*[\p{Script=Arabic}\p{Script=Hebrew}\p{Script=Syriac}\p{Script=Thaana}\p{Script=Nko}]/u;
+
+// A text runs as its first letter does. (`dir="auto"` says the same, but Chromium forgets it while a text grows.)
+export function direction(text) {
+  return FROM_RIGHT.test(text) ? "rtl" : "ltr";
 }
