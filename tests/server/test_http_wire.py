@@ -364,6 +364,25 @@ def test_what_is_no_http_is_400_and_the_end(served: Live, lines: tuple[str, ...]
     served.complete(max_tokens=1)
 
 
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (
+            b"\x16\x03\x01\x02\x00\x01\x00",
+            "127.0.0.1 sent TLS (https://), which is not spoken here",
+        ),
+        (b"SSH-2.0-OpenSSH_9.6\r\n", "127.0.0.1 sent what is no HTTP"),
+    ],
+)
+def test_the_log_tells_who_sent_what_is_no_http(
+    served: Live, caplog: pytest.LogCaptureFixture, sent: bytes, said: str
+) -> None:
+    with caplog.at_level("WARNING"), Wire(served) as wire:
+        wire.socket.sendall(sent)
+        assert wire.read()[0] == 400
+        assert caplog.messages == [said]
+
+
 def test_headers_just_below_the_limit(served: Live) -> None:
     with Wire(served) as wire:
         wire.send("GET /health HTTP/1.1", "Host: x", "X: " + "y" * (MAX_HEADER_BYTES - 200))

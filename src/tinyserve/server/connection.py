@@ -20,6 +20,7 @@ from tinyserve.server.errors import error_object
 from tinyserve.server.outlet import ABORT
 
 MAX_HEADER_BYTES = 1 << 16
+TLS_HELLO = b"\x16\x03"  # what a TLS connection begins with (RFC 8446, section 5.1)
 HEADER_TIMEOUT_S = 60.0  # from the connection, or a request's first byte, to the end of its headers
 
 
@@ -56,7 +57,10 @@ class Connection(HttpToolsProtocol):
             self.data_received(self._head_without_offer() + data[offer.args[0] :])
             return
         except httptools.HttpParserError:
-            self.logger.warning("a client sent what is no HTTP")
+            host = self.client[0] if self.client else "a client"
+            is_tls = data.startswith(TLS_HELLO)  # the most common one: https:// in a client's URL
+            what = "TLS (https://), which is not spoken here" if is_tls else "what is no HTTP"
+            self.logger.warning("%s sent %s", host, what)
             self._refuse(400, "this is not a valid HTTP/1.1 request")
             return
         if self._header_bytes is not None and not self.transport.is_closing():
