@@ -262,6 +262,24 @@ def test_two_conversations_are_answered_at_once(page: Page, served: Live) -> Non
     expect_answer(page, LONG.strip())
 
 
+def test_a_conversation_goes_on_in_another_tab(pages: Pages, page: Page, served: Live) -> None:
+    served.runner.says("fine")
+    say(page, "One")
+    expect_answer(page, "fine")
+    other = pages.tab(page.context, served.base_url)
+    other.get_by_role("button", name="One", exact=True).click()
+    expect_answer(other, "fine")
+    say(page, "Two")
+    expect(other.locator(".message.user .body")).to_have_text(["One", "Two"])
+    expect_answer(other, "fine", index=1)
+    say(other, "Three")
+    expect(page.locator(".message.user .body")).to_have_text(["One", "Two", "Three"])
+    expect_answer(page, "fine", index=2)
+    page.reload()
+    page.get_by_role("button", name="One", exact=True).click()
+    expect(page.locator(".message")).to_have_count(6)
+
+
 def test_a_deleted_conversation_does_not_come_back(page: Page, served: Live) -> None:
     served.runner.says("short")
     say(page, "Short lived")

@@ -5,7 +5,7 @@ import { Answer, question } from "./answer.js";
 import { announce, byId, copyFrom, isSend } from "./dom.js";
 import { History } from "./history.js";
 import { endInWords, MessageView } from "./message.js";
-import { newConversation, saveConversation } from "./store.js";
+import { conversationOf, newConversation, saveConversation } from "./store.js";
 
 const TITLE_LENGTH = 60;
 const NEAR_END = 80; // pixels: who is that close to the end follows the stream
@@ -191,6 +191,10 @@ export class Chat {
     });
     document.addEventListener("keydown", (event) => {
       if (event.key === "Escape" && !document.querySelector("dialog[open]")) this.stop();
+    });
+    addEventListener("storage", (event) => {
+      const told = conversationOf(event); // or what is said here next would undo what was said in the other tab
+      if (told?.id === this.conversation.id && !this.runs.has(told.id)) this.open(told);
     });
     addEventListener("pagehide", () => {
       for (const { conversation, message } of this.runs.values()) {

@@ -63,6 +63,11 @@ export function deleteConversation(id) {
   }
 }
 
+// The conversation that a storage event of another tab tells of; null where it tells of something else.
+export function conversationOf({ key, newValue }) {
+  return key?.startsWith(CHAT) && newValue ? parse(newValue) : null;
+}
+
 export function isConversationKey(key) {
   return key === null || key.startsWith(CHAT); // null: everything was cleared
 }
