@@ -135,7 +135,7 @@ SPACED = 400  # a token that begins with a space
 @pytest.fixture(scope="module")
 def sentencepiece(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """A server of a model whose words begin with a space, the first of a text excepted."""
-    words = [f"\u2581w{i}" for i in range(259, 512)]
+    words = ["\u2581", *(f"\u2581w{i}" for i in range(260, 512))]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     said = {
         "tokenizer.ggml.model": "llama",
@@ -229,6 +229,32 @@ def test_scored_tokens_join_up_where_a_text_begins_without_a_space(
     pieces = choices(PATH, prompt=[1], logprobs=0)
     tokens = [t for p in pieces if p["logprobs"] for t in p["logprobs"]["tokens"]]
     assert "".join(tokens) == text
+
+
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("text", ["so", f"w{SPACED} so", f"so</s>w{SPACED}", "</s>so</s></s>so"])
+def test_echoed_tokens_stand_where_the_text_has_them(
+    sentencepiece: Live, text: str, skip: bool
+) -> None:
+    """LOG-06: a BOS that is added is not in the text, whether or not special tokens are shown, and
+    neither is the mark of a word that comes first after a special token.
+    """
+    body = {"echo": True, "logprobs": 0, "max_tokens": 2, "allowed_token_ids": [SPACED]}
+    answer = ok(sentencepiece.post(PATH, prompt=text, skip_special_tokens=skip, **body))
+    choice = answer["choices"][0]
+    (bos, *tokens), offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    assert bos == "<s>"
+    assert "".join(tokens) == choice["text"] == f"{text} w{SPACED} w{SPACED}"
+    assert offsets == [0, *(len("".join(tokens[:i])) for i in range(len(tokens)))]
+    ids = [1, *sentencepiece.engine.intake.tokenizer.encode(text, add_special_tokens=False)]
+    choice = ok(sentencepiece.post(PATH, prompt=ids, skip_special_tokens=skip, **body))["choices"][
+        0
+    ]
+    tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    if skip:
+        tokens = ["" if token in ("<s>", "</s>") else token for token in tokens]
+    assert "".join(tokens) == choice["text"]
+    assert offsets == [len("".join(tokens[:i])) for i in range(len(tokens))]
 
 
 def test_a_bos_on_request_where_the_template_writes_none(sentencepiece: Live) -> None:

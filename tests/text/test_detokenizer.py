@@ -92,3 +92,17 @@ def test_sequences_do_not_share_state() -> None:
     ids = BYTE_LEVEL.encode("é")
     assert first.push(ids[0]) == second.push(ids[0]) == ""
     assert first.push(ids[1]) == second.push(ids[1]) == "é"
+
+
+def test_no_space_is_lost_after_a_character_that_lacks_bytes() -> None:
+    """LOG-04: a text that begins with half a character does not begin with a marker."""
+    half, word = SENTENCEPIECE.token_id("<0xF0>"), SENTENCEPIECE.token_id("\u2581hello")
+    assert half is not None
+    assert word is not None
+    detokenizer = SENTENCEPIECE.detokenizer()
+    lost = []
+    for token_id in (half, word):
+        lost.append(detokenizer.strip)
+        detokenizer.push(token_id)
+    assert lost[1] == 0
+    assert SENTENCEPIECE.decode([half, word]) == "\ufffd hello"

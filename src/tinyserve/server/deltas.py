@@ -7,7 +7,7 @@ shapes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -148,31 +148,41 @@ class DeltaMaker:
             detokenizer = self._tokenizer.detokenizer(
                 skip_special_tokens=self._options.skip_special_tokens,
                 visible_ids=self._options.visible_ids,
-                keeps_space=prompt.request.keeps_space and not self._options.score_prompt,
+                keeps_space=prompt.request.keeps_space,
             )
             choice = self._choices[index] = _Choice(index, _Offsets(detokenizer))
         return choice
 
     def _echo(self, prompt: GroupPrompt, choice: _Choice) -> str:
         if self._options.score_prompt:
-            scores = self._prompt_scores.get(prompt.request.request_id, [])
-            for token_id, score in zip(prompt.token_ids, scores, strict=True):
-                choice.logprobs.append(self._scored(choice, token_id, score))
-                if token_id in self._tokenizer.special_ids and self._options.skip_special_tokens:
-                    spelled = self._tokenizer.token_text(token_id)
-                    choice.offsets.pass_over(spelled, prompt.echo_text)
+            choice.logprobs += self._prompt_tokens(prompt)
         choice.offsets.jump_to(len(prompt.echo_text))
         return prompt.echo_text
+
+    def _prompt_tokens(self, prompt: GroupPrompt) -> Iterator[ScoredToken]:
+        """The prompt's tokens at their places in the text that echo shows. A special token is there
+        where that text spells it; a BOS that was added to a text is not.
+        """
+        special_ids, text = self._tokenizer.special_ids, prompt.echo_text
+        offsets = _Offsets(self._tokenizer.detokenizer())
+        scores = self._prompt_scores.get(prompt.request.request_id, [])
+        for token_id, score in zip(prompt.token_ids, scores, strict=True):
+            is_special = token_id in special_ids
+            if is_special and not self._options.skip_special_tokens:
+                offsets.end_character()
+            yield self._scored(offsets, token_id, score)
+            if is_special:
+                offsets.pass_over(self._tokenizer.token_text(token_id), text)
 
     def _hold(self, choice: _Choice, output: RequestOutput) -> None:
         choice.token_ids += output.new_token_ids
         if self._options.logprobs is not None and output.logprobs is not None:
             for token_id, score in zip(output.new_token_ids, output.logprobs, strict=True):
-                choice.logprobs.append(self._scored(choice, token_id, score))
+                choice.logprobs.append(self._scored(choice.offsets, token_id, score))
 
-    def _scored(self, choice: _Choice, token_id: int, score: SampledToken | None) -> ScoredToken:
-        strip = choice.offsets.strip
-        offset = choice.offsets.next_offset(token_id)
+    def _scored(self, offsets: _Offsets, token_id: int, score: SampledToken | None) -> ScoredToken:
+        strip = offsets.strip
+        offset = offsets.next_offset(token_id)
         if score is None:
             return ScoredToken(token_id, None, (), offset, strip)
         top = tuple((i, _finite(p)) for i, p in score.top[: self._options.logprobs])
@@ -212,16 +222,20 @@ class _Offsets:
         self._length += len(self._detokenizer.push(token_id))
         return offset
 
+    def end_character(self) -> None:
+        """What follows completes no character that has begun."""
+        self._length += len(self._detokenizer.flush())
+
     def pass_over(self, spelled: str, text: str) -> None:
-        """Count a special token whose text is in the echoed prompt, though answers skip it."""
+        """A special token that was skipped stands in `text` after all, if it is spelled there. What
+        comes after it may begin with the mark of a first word again, as the text itself does.
+        """
         if text.startswith(spelled, self._length):
             self._length += len(spelled)
+            self._detokenizer.begin_text(keeps_space=text.startswith(" ", self._length))
 
     def jump_to(self, length: int) -> None:
-        """The echoed prompt may be longer than its decoded ids (text the tokenizer normalised).
-        The answer completes no character that the prompt has begun.
-        """
-        self._detokenizer.flush()
+        """The echoed prompt may be longer than its decoded ids (text the tokenizer normalised)."""
         self._length = length
 
 

@@ -33,7 +33,8 @@ class IncrementalDetokenizer:
         self._pieces = pieces
         skipped = pieces.special_ids if skip_special_tokens else frozenset()
         self._skipped = skipped - visible_ids if visible_ids else skipped
-        self._strip = 0 if keeps_space else pieces.strip  # leading spaces that may still have to go
+        self._strip = 0  # leading spaces that may still have to go
+        self.begin_text(keeps_space=keeps_space)
         self._pending = b""  # the beginning of a character whose last bytes have not come yet
 
     @property
@@ -45,8 +46,8 @@ class IncrementalDetokenizer:
 
     @property
     def strip(self) -> int:
-        """How many spaces the next text loses at its beginning."""
-        return self._strip
+        """How many spaces the next token loses at its beginning."""
+        return 0 if self._pending else self._strip
 
     def is_cut_by(self, token_id: int) -> bool:
         """Whether the character that is held back ends without its last bytes at this token."""
@@ -74,6 +75,10 @@ class IncrementalDetokenizer:
         text, _ = utf_8_decode(self._pending, "replace", True)
         self._pending = b""
         return text
+
+    def begin_text(self, *, keeps_space: bool) -> None:
+        """A text begins within the sequence: `keeps_space` is as for the whole."""
+        self._strip = 0 if keeps_space else self._pieces.strip
 
     def _without_marker(self, text: str) -> str:
         while self._strip and text.startswith(" "):
