@@ -144,6 +144,7 @@ def test_dimensions_may_only_be_the_models_own(served: Live) -> None:
         ({"pooling": "cls"}, "pooling"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
+        ({"truncation_side": "right"}, "truncation_side"),
         ({"normalize": "yes"}, "normalize"),
         ({"priority": 2**40}, "priority"),
         ({"cache_salt": ""}, "cache_salt"),

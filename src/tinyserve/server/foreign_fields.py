@@ -19,10 +19,12 @@ _UNSERVED: dict[str, Any] = {
     "dry_multiplier": 0, "xtc_probability": 0, "stop_regex": None, "prompt_embeds": None,
     "logits_processors": None, "custom_logit_processor": None, "lora_path": None,
     "lora": None, "lora_request": None, "adapters": None, "adapter_id": None,
-    "top_n_sigma": -1, "t_max_predict_ms": -1, "documents": None, "thinking_token_budget": None,
+    "top_n_sigma": -1, "t_max_predict_ms": -1, "documents": None, "thinking_token_budget": -1,
     "no_repeat_ngram_size": 0, "smoothing_factor": 0, "epsilon_cutoff": 0, "eta_cutoff": 0,
     "penalty_alpha": 0, "mirostat_mode": 0, "guidance_scale": 1, "cfg_scale": 1,
     "negative_prompt": None, "audio": None, "web_search_options": None,
+    "truncation_side": "left", "logprob_token_ids": None, "token_ids_logprob": None,
+    "repetition_detection": None, "watermarking": None,
 }  # fmt: skip
 
 # Other names of fields that are served. A limit, a constraint or an instruction that is silently
@@ -36,18 +38,29 @@ _CALLED_OTHERWISE = {
     "stop_strings": "stop", "stopping_strings": "stop", "ban_eos_token": "ignore_eos",
     "text": "response_format", "output_format": "response_format", "format": "response_format",
     "response_schema": "response_format", "regex_pattern": "regex", "grammar_string": "grammar",
-    "system": "a system message", "instructions": "a system message",
+    "system": "a system message", "instructions": "a system message", "n_cmpl": "n",
+    "no_stop_trim": "include_stop_str_in_output", "return_full_text": "echo",
+    "top_n_tokens": "logprobs",
 }  # fmt: skip
-_OFF: dict[str, Any] = {"repeat_penalty": 1, "function_call": "none", "num_return_sequences": 1}
+_OFF: dict[str, Any] = {
+    "repeat_penalty": 1, "function_call": "none", "num_return_sequences": 1, "n_cmpl": 1,
+}  # fmt: skip
+# Of all these, the limits: 0 turns any other field off.
+_LIMITS = frozenset(
+    {
+        "thinking_token_budget", "max_completion_tokens", "max_output_tokens", "max_new_tokens",
+        "n_predict", "num_predict", "max_tokens_to_sample",
+    }
+)  # fmt: skip
 
 
 def refuse_foreign(extra: Mapping[str, Any]) -> None:
     """Raise RequestError where a field asks for what this version cannot do."""
     for name, nothing in _UNSERVED.items():
-        if extra.get(name) and extra[name] != nothing:
+        if _asks_for(extra, name, nothing):
             raise RequestError(f"{name} is not supported here", param=name)
     for name, ours in _CALLED_OTHERWISE.items():
-        if extra.get(name) and extra[name] != _OFF.get(name):
+        if _asks_for(extra, name, _OFF.get(name)):
             raise RequestError(f"{name} is not known here: send {ours} instead", param=name)
     for name, value in extra.items():
         if name.startswith("guided_") and value is not None:  # a constraint, or an option of one
@@ -55,6 +68,12 @@ def refuse_foreign(extra: Mapping[str, Any]) -> None:
     modalities = extra.get("modalities")
     if modalities is not None and modalities != ["text"]:
         raise RequestError("modalities: only ['text'] is supported", param="modalities")
+
+
+def _asks_for(extra: Mapping[str, Any], name: str, nothing: Any) -> bool:
+    """Whether a field is there, and neither null nor turned off."""
+    value = extra.get(name)
+    return value != nothing and (bool(value) or (name in _LIMITS and type(value) is int))
 
 
 # Ignored without a word in the log: they change no answer.

@@ -96,7 +96,10 @@ def _check(body: EmbeddingRequest, intake: Intake) -> None:
         )
     check_truncation(body.truncate_prompt_tokens)
     check_queueing(body.priority, body.cache_salt)
-    if (body.model_extra or {}).get("messages") is not None:
+    extra = body.model_extra or {}
+    if extra.get("truncation_side") not in (None, "left"):
+        raise RequestError("truncation_side may only be 'left' here", param="truncation_side")
+    if extra.get("messages") is not None:
         raise RequestError("messages cannot be embedded here; use input", param="messages")
 
 
