@@ -63,12 +63,14 @@ def _item(node: Node, conversation: Conversation, tools: ToolSet, left_out: set[
     elif kind in ("function_call", "custom_tool_call", "local_shell_call"):
         _call(kind, node, conversation, tools)
     elif kind in ("function_call_output", "custom_tool_call_output", "local_shell_call_output"):
-        identity = node.get("id" if kind == "local_shell_call_output" else "call_id")
-        conversation.result(identity.text(), _content(node.get("output")))
+        conversation.result(_call_id(node, kind).text(), _content(node.get("output")))
     elif kind in LEFT_OUT:
         left_out.add(kind)
     elif kind == "item_reference":
-        raise node.fault("this server keeps nothing between requests; send the item itself")
+        raise node.fault(
+            "this server keeps nothing between requests; send the item itself, as clients do that "
+            "are set to `store: false`"
+        )
     else:
         raise node.get("type").fault(f"unknown kind of item {kind[:64]!r}")
 
@@ -111,11 +113,17 @@ def _thoughts(node: Node) -> str:
     return "\n".join(_part(part) for part in parts.items()) if parts.value else ""
 
 
+def _call_id(node: Node, kind: str) -> Node:
+    """The id of a call or its result. A local shell's may be its item's, by the client's types."""
+    call_id = node.get("call_id")
+    is_bare = kind.startswith("local_shell_call") and call_id.value is None
+    return node.get("id") if is_bare else call_id
+
+
 def _call(kind: str, node: Node, conversation: Conversation, tools: ToolSet) -> None:
     if kind == "local_shell_call":
-        identity = node.get("call_id") if node.get("call_id").value else node.get("id")
         arguments = to_json(node.get("action").object())
-        conversation.call(identity.text(), "local_shell", arguments)
+        conversation.call(_call_id(node, kind).text(), "local_shell", arguments)
         return
     name = tools.offered_name(node.get("name").text(), node.get("namespace").text_or(""))
     if kind == "custom_tool_call":
