@@ -9,6 +9,9 @@ from typing import Any
 
 from pydantic import BaseModel, TypeAdapter
 
+# Members of OpenAI's responses that its client has no name for.
+UNNAMED = frozenset({"frequency_penalty", "presence_penalty", "store"})
+
 
 def strictly(kind: Any, value: Any, *, extra: frozenset[str] = frozenset()) -> Any:
     """`value` as a client's `kind`: every type exact, and no member that the client does not know,

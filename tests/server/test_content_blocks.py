@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tinyserve.engine.build import Engine
+from tinyserve.engine.sampling import SamplingParams
 from tinyserve.server.body import as_chat_request
 from tinyserve.server.chat import chat_context
 from tinyserve.server.choice_reader import ChoiceReader
@@ -31,7 +32,7 @@ def engine() -> Engine:
 def blocks(engine: Engine, deltas: list[Delta]) -> list[tuple[Kind, str, list[int]]]:
     """Kind, text and tokens of each."""
     body = as_chat_request({"messages": [{"role": "user", "content": "x"}], "tools": [ADD]})
-    context = chat_context(engine, body, [5], Identity("id", 0, "m", "f"), 1)
+    context = chat_context(engine, body, [5], Identity("id", 0, "m", "f"), SamplingParams())
     reader = BlockReader(ChoiceReader(context))
     reader.feed(deltas)
     return [(b.kind, b.text, [token.token_id for token in b.logprobs]) for b in reader.blocks]

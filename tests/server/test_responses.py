@@ -12,7 +12,7 @@ import openai
 import pytest
 from helpers.fake_service import make_engine
 from helpers.live_server import Live, live, ok
-from helpers.official import named_events, strictly
+from helpers.official import UNNAMED, named_events, strictly
 from openai.types.responses import Response
 
 from tinyserve.server.dialects.responses.input import read_input
@@ -20,7 +20,7 @@ from tinyserve.server.dialects.responses.tools import ToolSet
 from tinyserve.server.said_once import SaidOnce
 
 PATH = "/v1/responses"
-TRUNCATED = frozenset({"truncated_messages"})
+EXTRA = UNNAMED | {"truncated_messages"}
 WEATHER = {
     "type": "function",
     "name": "get_weather",
@@ -50,7 +50,7 @@ def client(served: Live) -> Iterator[openai.OpenAI]:
 
 def respond(served: Live, value: Any = "hello", **body: Any) -> dict[str, Any]:
     answer = ok(served.post(PATH, input=value, **body))
-    strictly(Response, answer, extra=TRUNCATED)
+    strictly(Response, answer, extra=EXTRA)
     return answer
 
 
@@ -91,6 +91,22 @@ def test_shape_of_an_answer(served: Live) -> None:
     assert answer["usage"]["total_tokens"] == answer["usage"]["input_tokens"] + 6
     assert answer["metadata"] == {"a": "b"}
     assert (answer["temperature"], answer["top_p"]) == (0.5, 0.9)
+    assert (answer["store"], answer["service_tier"]) == (False, "default")
+
+
+def test_an_answer_tells_what_was_left_out(served: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open Responses: sampling is told as numbers, and what may be null is there all the same."""
+    tool = {"type": "function", "name": "f"}
+    answer = respond(served, tools=[tool], max_output_tokens=1)
+    assert (answer["temperature"], answer["top_p"]) == (1.0, 1.0)
+    assert (answer["presence_penalty"], answer["frequency_penalty"]) == (0.0, 0.0)
+    assert answer["tools"] == [{**tool, "description": None, "parameters": None, "strict": None}]
+    assert answer["text"] == {"format": {"type": "text"}}
+
+    monkeypatch.setitem(served.engine.intake.sampling_defaults, "temperature", 0.25)
+    answer = respond(served, presence_penalty=0.5, text={"verbosity": "low"})
+    assert (answer["temperature"], answer["presence_penalty"]) == (0.25, 0.5)
+    assert answer["text"] == {"format": {"type": "text"}, "verbosity": "low"}
 
 
 def test_an_empty_answer_is_an_empty_message(served: Live) -> None:
@@ -337,6 +353,7 @@ def test_api_01_what_codex_sends(served: Live, caplog: pytest.LogCaptureFixture)
         {"type": "function_call_output", "call_id": "c1", "output": "ok"},
         {"type": "local_shell_call", "call_id": "c2", "status": "completed",
          "action": {"type": "exec", "command": ["ls"], "env": None}},
+        {"type": "local_shell_call_output", "call_id": "c2", "output": "ok"},
         {"type": "function_call_output", "call_id": "c2", "output": text},
         {"type": "custom_tool_call", "call_id": "c3", "name": "apply_patch", "input": "x"},
         {"type": "custom_tool_call_output", "call_id": "c3", "output": "ok"},

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tinyserve.engine.build import Engine
+from tinyserve.engine.sampling import SamplingParams
 from tinyserve.errors import RequestError
 from tinyserve.server.protocol import ChatRequest
 from tinyserve.server.structured import size_of, spec_of
@@ -26,13 +27,14 @@ TEMPLATE_CHARACTERS = 32  # roughly what a template adds to each message
 @dataclass(frozen=True)
 class ChatContext:
     """What is settled of a chat request before its answer is written; the writers of all chat
-    protocols are made from it. `answer` is how the model's text is read.
+    protocols are made from it. `params` is how its tokens are drawn, the model's defaults included;
+    `answer` how its text is read.
     """
 
     body: ChatRequest
     tokenizer: Tokenizer
     identity: Identity
-    num_choices: int
+    params: SamplingParams
     answer: AnswerFormat
 
     def constraint(self) -> GrammarSpec | None:
@@ -93,7 +95,11 @@ def tool_use(engine: Engine, body: ChatRequest) -> ToolUse | None:
 
 
 def chat_context(
-    engine: Engine, body: ChatRequest, ids: Sequence[int], identity: Identity, num_choices: int
+    engine: Engine,
+    body: ChatRequest,
+    ids: Sequence[int],
+    identity: Identity,
+    params: SamplingParams,
 ) -> ChatContext:
     """The context of an answer; `ids` are the prompt's. Raises RequestError."""
     intake, tools = engine.intake, tool_use(engine, body)
@@ -102,7 +108,7 @@ def chat_context(
         echo = content_text(body.messages[-1].content, may_be_null=True, may_think=True)
     messages = (message.for_template() for message in body.messages)
     answer = AnswerFormat.after(ids, messages, intake.message_format, tools, intake.tokenizer, echo)
-    return ChatContext(body, intake.tokenizer, identity, num_choices, answer)
+    return ChatContext(body, intake.tokenizer, identity, params, answer)
 
 
 def prompt_size(body: ChatRequest) -> int:

@@ -151,7 +151,7 @@ class Service:
         check_chat(body)
         params = self._chat_params(body)
         ids = prompt_ids or await self.prompt_of(body)
-        context = chat_context(self.engine, body, ids, self._identity(id_prefix, model), params.n)
+        context = chat_context(self.engine, body, ids, self._identity(id_prefix, model), params)
         options = DeltaOptions(
             body.num_logprobs, False, params.skip_special_tokens, context.answer.visible_ids
         )

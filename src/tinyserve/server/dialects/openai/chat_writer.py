@@ -27,7 +27,7 @@ class ChatWriter(OpenAIWriter):
     chunk_object = "chat.completion.chunk"
 
     def __init__(self, context: ChatContext) -> None:
-        num_choices, options = context.num_choices, WriterOptions.of(context.body)
+        num_choices, options = context.params.n, WriterOptions.of(context.body)
         super().__init__(context.tokenizer, context.identity, options, num_choices=num_choices)
         num_readers = 0 if context.answer.is_plain else num_choices
         self._readers = [ChoiceReader(context) for _ in range(num_readers)]

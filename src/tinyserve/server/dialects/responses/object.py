@@ -1,6 +1,7 @@
 """The objects of the Responses API: the response itself and its output items.
 
 Following the OpenAI API reference; the tests hold every object against the official client's types.
+Members that the Open Responses specification requires are there even where they say nothing.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tinyserve.engine.sampling import SamplingParams
 from tinyserve.server.deltas import ScoredToken, Usage
 from tinyserve.server.dialects.content_blocks import Block, Kind
 from tinyserve.server.dialects.responses.body import ResponsesRequest, sealed
@@ -36,6 +38,7 @@ class ResponseObject:
     identity: Identity
     body: ResponsesRequest
     tools: ToolSet
+    params: SamplingParams
     num_dropped: int = 0  # messages that truncation has taken away
 
     def picture(
@@ -44,6 +47,7 @@ class ResponseObject:
         """The response as it stands; `changes` are members that differ from an empty one's."""
         body = self.body
         reasoning = body.reasoning or {}
+        form = (body.text or {}).get("format") or {"type": "text"}
         return {
             "id": self.identity.response_id,
             "object": "response",
@@ -52,6 +56,7 @@ class ResponseObject:
             "background": False,
             "completed_at": int(time.time()) if status == "completed" else None,
             "error": None,
+            "frequency_penalty": self.params.frequency_penalty,
             "incomplete_details": None,
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
@@ -60,16 +65,19 @@ class ResponseObject:
             "model": self.identity.model,
             "output": list(output),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "presence_penalty": self.params.presence_penalty,
             "previous_response_id": None,
             "prompt_cache_key": body.prompt_cache_key,
             "reasoning": {"effort": reasoning.get("effort"), "summary": None},
             "safety_identifier": body.safety_identifier,
-            "temperature": body.temperature,
-            "text": {"format": (body.text or {}).get("format") or {"type": "text"}},
+            "service_tier": "default",
+            "store": False,
+            "temperature": self.params.temperature,
+            "text": {**(body.text or {}), "format": form},
             "tool_choice": "auto" if body.tool_choice is None else body.tool_choice,
             "tools": self.tools.echoed,
             "top_logprobs": body.top_logprobs or 0,
-            "top_p": body.top_p,
+            "top_p": self.params.top_p,
             "truncation": body.truncation or "disabled",
             "usage": None,
             "user": body.user,

@@ -60,7 +60,7 @@ async def _prepared(service: Service, body: ResponsesRequest, client: str) -> Pr
         )
 
     def make_writer(context: ChatContext) -> Writer:
-        response = ResponseObject(context.identity, body, tools, fitted.num_dropped)
+        response = ResponseObject(context.identity, body, tools, context.params, fitted.num_dropped)
         return ResponseWriter(response, context)
 
     return await service.chat(

@@ -19,6 +19,7 @@ from tinyserve.server.json_text import to_json
 from tinyserve.text.tool_json import whole_characters
 
 INPUT = "input"  # the only parameter of a custom tool
+_OPTIONAL = {"description": None, "parameters": None, "strict": None}  # members of a function
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,8 @@ class Origin:
 
 @dataclass
 class ToolSet:
-    """`functions` are the chat request's tools, `echoed` the client's own words for them."""
+    """`functions` are the chat request's tools, `echoed` the client's own words for them, where
+    a function has all its members."""
 
     functions: list[dict[str, Any]] = field(default_factory=list)
     echoed: list[Any] = field(default_factory=list)
@@ -68,7 +70,7 @@ def read_tools(value: Sequence[Any] | None) -> ToolSet:
         else:
             tools.left_out.add(kind)
             continue
-        tools.echoed.append(node.value)
+        tools.echoed.append({**_OPTIONAL, **node.value} if kind == "function" else node.value)
     return tools
 
 
