@@ -48,6 +48,9 @@ def both(served: Live, messages: Any = HELLO, **body: Any) -> tuple[dict[str, An
     chunks = served.stream(PATH, messages=messages, stream_options={"include_usage": True}, **body)
     (streamed,) = accumulate(chunks[:-1])
     choice: dict[str, Any] = answer["choices"][0]
+    for message in (streamed["message"], choice["message"]):
+        for call in message.get("tool_calls", ()):
+            assert call.pop("id").startswith("call_")
     assert streamed["message"] == choice["message"]
     assert streamed["finish_reason"] == choice["finish_reason"]
     details = ("completion_tokens", "completion_tokens_details")
@@ -118,6 +121,20 @@ def test_stop_strings_do_not_end_the_thinking(served: Live) -> None:
     assert choice["message"]["content"] == "So. "
     assert choice["finish_reason"] == "stop"
     assert choice["stop_reason"] == "Question:"
+
+
+def test_calls_that_end_a_message_inside_its_thinking(served: Live) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+    served.runner.says(f"Why not.\n\n{call}\n{call}")
+    choice, usage = both(served, tools=[tool])
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["reasoning_content"] == "Why not."
+    assert [c["function"]["name"] for c in choice["message"]["tool_calls"]] == ["f", "f"]
+    thinking = tokenizer().encode("Why not.\n\n", add_special_tokens=False)
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == len(thinking)
+    choice, _ = both(served)
+    assert choice["message"]["reasoning_content"].endswith(call)
 
 
 def test_chat_13_raw_text_by_default() -> None:

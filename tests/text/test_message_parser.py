@@ -28,7 +28,9 @@ TOOLS = ToolUse((), "auto", tuple(map(Function, NAMES)))
 
 def parser(*, is_open: bool, with_tools: bool = True) -> MessageParser:
     tools = new_reader(HERMES) if with_tools else None
-    return MessageParser(reasoning=ThinkReader(is_open=is_open), tools=tools)
+    openers, closers = (HERMES.openers, HERMES.closers) if with_tools else ((), ())
+    reasoning = ThinkReader(is_open=is_open, call_openers=openers, call_closers=closers)
+    return MessageParser(reasoning=reasoning, tools=tools)
 
 
 def split(text: str, *, is_open: bool) -> tuple[str, str]:
@@ -102,6 +104,45 @@ def test_calls_after_thinking_are_calls_and_those_within_are_thoughts() -> None:
     assert reasoning_in(parts) == f"maybe {call}"
     assert calls_in(parts) == [("f", "{}")]
     assert text_in(parts) == ""
+
+
+@pytest.mark.parametrize("between", ["", "\n"])
+def test_calls_that_end_a_message_end_its_thinking(between: str) -> None:
+    """Qwen3.5 and others may call without a closing marker."""
+    call = '<tool_call>\n{"name": "f", "arguments": {"a": "</think"}}\n</tool_call>'
+    reader = parser(is_open=True)
+    parts = read(reader, list(f"Let me see.\n\n{call}{between}{call}\n"))
+    assert reasoning_in(parts) == "Let me see."
+    assert calls_in(parts) == [("f", '{"a": "</think"}')] * 2
+    assert text_in(parts) == ""
+    assert reader.thinking_end == len("Let me see.\n\n")
+
+
+@pytest.mark.parametrize(
+    "thoughts",
+    [
+        '<tool_call>{"name": "f", "arguments": {}}</tool_call> would do, but',
+        '<tool_call>{"name": "f", "arguments": {}',
+        "I could write </tool_call>",
+        "I could write <tool_call> or </tool_call>",
+        '<tool_call>{"name": "f"}</tool_call><tool_call> and so on</tool_call>',
+    ],
+)
+def test_calls_with_thinking_after_them_are_thoughts(thoughts: str) -> None:
+    parts = read(parser(is_open=True), list(thoughts))
+    assert (reasoning_in(parts), calls_in(parts), text_in(parts)) == (thoughts, [], "")
+
+
+def test_a_marker_that_is_only_mentioned_delays_no_thoughts() -> None:
+    reader = parser(is_open=True)
+    assert read_on(reader, "use <tool_call>") == "use"
+    assert read_on(reader, " or") == " <tool_call> or"
+    assert read_on(reader, ' <tool_call>{"a"}</tool_call>') == ""
+    assert read_on(reader, " not") == ' <tool_call>{"a"}</tool_call> not'
+
+
+def read_on(reader: MessageParser, piece: str) -> str:
+    return reasoning_in(reader.push(piece))
 
 
 @pytest.mark.parametrize(

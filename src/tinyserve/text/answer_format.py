@@ -150,11 +150,16 @@ class AnswerFormat:
         """What reads one choice, piece by piece."""
         form, tools = self.form.calls, self.tools
         reasoning = calls = None
-        if self.reads_thinking:
-            reasoning = ThinkReader(is_open=self.starts_thinking)
+        openers: tuple[str, ...] = ()
+        closers: tuple[str, ...] = ()
         if tools is not None and form is not None:
+            openers, closers = form.openers, form.closers
             calls = CallReader(
                 form, tools.functions, max_calls=tools.max_calls, demands_calls=tools.is_forced
+            )
+        if self.reads_thinking:
+            reasoning = ThinkReader(
+                is_open=self.starts_thinking, call_openers=openers, call_closers=closers
             )
         return MessageParser(reasoning=reasoning, tools=calls)
 

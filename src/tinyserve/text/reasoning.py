@@ -6,9 +6,14 @@ and is not shown.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from tinyserve.text.markers import num_held
 
 OPENER, CLOSER = "<think>", "</think>"
+
+_BODY = re.compile(r"\s*(?:[{\[<]|\Z)")  # of a call; in other words a marker is only mentioned
 
 
 class ThinkReader:
@@ -17,11 +22,20 @@ class ThinkReader:
     `is_open`: the message begins inside the thinking. Else thinking is what a message begins with
     between the two markers; a marker later on is text. `end`: how many characters the thinking
     takes, with its markers; None until that is known.
+
+    Calls are thoughts within the thinking. But some models call without closing it first: calls
+    between `call_openers` and `call_closers` with which a message ends are the answer.
     """
 
-    __slots__ = ("_has_thought", "_held", "_length", "_state", "end")
+    __slots__ = (
+        "_call_closers", "_call_openers", "_has_thought", "_held", "_length", "_state", "end",
+    )  # fmt: skip
 
-    def __init__(self, *, is_open: bool) -> None:
+    def __init__(
+        self, *, is_open: bool, call_openers: Sequence[str] = (), call_closers: Sequence[str] = ()
+    ) -> None:
+        self._call_openers = tuple(call_openers) if call_closers else ()
+        self._call_closers = tuple(call_closers)
         self._state = "opening" if is_open else "start"
         self._held = ""
         self._has_thought = False
@@ -52,6 +66,10 @@ class ThinkReader:
         """What was held back, at the end of the text."""
         held, self._held = self._held, ""
         if self._state in ("opening", "thinking"):
+            at = self._calls_at(held) if held.rstrip().endswith(self._call_closers) else None
+            if at is not None:
+                self._state, self.end = "answer", self._length - len(held) + at
+                return held[:at].rstrip(), held[at:]
             return held if self._has_thought else held.lstrip(), ""
         return "", held if self._state == "start" else ""
 
@@ -80,10 +98,33 @@ class ThinkReader:
             rest = text[at + len(CLOSER) :]
             self.end = self._length - len(rest)
             return text[:at].rstrip(), rest
-        shown = len(text[: len(text) - num_held(text, (CLOSER,))].rstrip())
+        end = self._calls_at(text)
+        if end is None:
+            end = len(text) - num_held(text, (CLOSER, *self._call_openers))
+        shown = len(text[:end].rstrip())
         self._held = text[shown:]
         self._has_thought = self._has_thought or shown > 0
         return text[:shown], ""
+
+    def _calls_at(self, text: str) -> int | None:
+        """Where calls begin that the text ends with, as far as it has come."""
+        start, at = None, 0
+        while True:
+            begin, opener = _first(self._call_openers, text, at)
+            if opener is None:
+                rest = text[at:].lstrip()
+                is_over = not any(marker.startswith(rest) for marker in self._call_openers)
+                return None if is_over else start
+            if start is None or text[at:begin].strip():
+                start = begin
+            at = begin + len(opener)
+            if _BODY.match(text, at) is None:
+                start = None
+                continue
+            end, closer = _first(self._call_closers, text, at)
+            if closer is None:
+                return start
+            at = end + len(closer)
 
     def _answer(self, text: str) -> str:
         """The answer in `text`, without the space between it and the thinking."""
@@ -93,6 +134,12 @@ class ThinkReader:
                 self._state = "answer"
             return text
         return ""
+
+
+def _first(markers: Sequence[str], text: str, start: int) -> tuple[int, str | None]:
+    """The marker that comes first from `start` on, and where; None: there is none."""
+    hits = [(at, marker) for marker in markers if (at := text.find(marker, start)) >= 0]
+    return min(hits, default=(len(text), None))
 
 
 class ThinkingSplit:
