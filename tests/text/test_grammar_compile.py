@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Any, get_args
 
 import pytest
@@ -230,6 +231,65 @@ def test_the_largest_number_there_is_is_no_limit(most: float) -> None:
     spec = schema({"type": "array", "items": text, "maxItems": most})
     assert accepts(spec, '["a", "bc"]')
     assert not accepts(spec, '[""]')
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most"),
+    [
+        ("integer", -(2**63), 2**63 - 1),
+        ("integer", 0, 2**64 - 1),
+        ("number", -3.4028234663852886e38, 3.4028234663852886e38),
+        ("number", -(2**63), sys.float_info.max),
+    ],
+)
+def test_the_bounds_of_a_type_are_followed(kind: str, least: float, most: float) -> None:
+    """No regular expression is made for numbers that large."""
+    bounds = {"minimum": least, "maximum": most}
+    exclusive = {"exclusiveMinimum": least, "exclusiveMaximum": most}
+    for said in (bounds, exclusive):
+        spec = schema({"type": kind, **said})
+        assert accepts(spec, "123456789012345678")
+        assert accepts(spec, "-12") == (least < 0)
+        assert not accepts(spec, "1" * 25)
+    assert accepts(schema({"type": "integer", "maximum": 2**63 - 1}), str(2**62 + 1))
+
+
+def test_names_of_properties_may_be_listed() -> None:
+    """As pydantic writes dict[Literal["a", "b"], int], and zod z.record(z.enum(...), ...)."""
+    number: dict[str, Any] = {"additionalProperties": {"type": "integer"}, "type": "object"}
+    for names in ({"enum": ["a", "b"]}, {"type": "string", "enum": ["a", "b"], "title": "Name"}):
+        spec = schema({**number, "propertyNames": names})
+        for right in ("{}", '{"a": 1}', '{"a": 1, "b": 2}'):
+            assert accepts(spec, right)
+        for wrong in ('{"c": 1}', '{"a": "x"}'):
+            assert not accepts(spec, wrong)
+        spec = schema({**number, "propertyNames": names, "required": ["a", "b"]})
+        assert accepts(spec, '{"a": 1, "b": 2}')
+        assert not accepts(spec, '{"a": 1}')
+    listed = {"properties": {"x": {"type": "boolean"}, "y": {}}, "propertyNames": {"const": "x"}}
+    assert accepts(schema({**number, **listed}), '{"x": true}')
+    assert not accepts(schema({**number, **listed}), '{"y": 1}')
+    named = {"properties": {"d": {**number, "propertyNames": {"$ref": "#/$defs/Name"}}}}
+    spec = schema({**named, "$defs": {"Name": {"enum": ["a"]}, "Other": {"$ref": "#/$defs/Other"}}})
+    assert accepts(spec, '{"d": {"a": 1}}')
+    assert not accepts(spec, '{"d": {"b": 1}}')
+    for names in ({"$ref": "#/$defs/None"}, {"$ref": "#/$defs/Other"}, {"enum": [1]}, {"enum": 1}):
+        inner = {**number, "propertyNames": names}
+        assert "propertyNames" in refusal(schema({"properties": {"d": inner}, "$defs": {}}))
+
+
+def test_patterns_describe_formats_that_are_not_known() -> None:
+    """As zod writes z.nanoid(), z.string().startsWith("a") and others."""
+    spec = schema({"type": "string", "format": "my-own", "pattern": "^[ab]{2}$"})
+    assert accepts(spec, '"ab"')
+    assert not accepts(spec, '"xy"')
+    parts = [{"pattern": "^a.*"}, {"pattern": ".*z$"}]
+    spec = schema({"type": "string", "format": "ends_with", "allOf": parts})
+    assert accepts(spec, '"abcz"')
+    assert not accepts(spec, '"abc"')
+    spec = schema({"type": "string", "format": "date", "pattern": "^2.*$"})
+    assert accepts(spec, '"2026-01-02"')
+    assert not accepts(spec, '"2026"')
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ stands. In the same way a schema that names no type means the one that its keywo
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Any
 
@@ -41,6 +42,18 @@ _MOST = frozenset(("maxLength", "maxItems", "maxProperties"))
 # Some generators write the largest number they know where there is no limit, and it is too large
 # for a regular expression. No answer is as long as this.
 _ENDLESS = 1 << 31
+# The same with numbers: bounds beyond these are those of a type, and lie too far for a regular
+# expression. Integers may be larger, up to the last double below 2**63.
+_FAR = 10**18
+_FAR_INTEGER = 2**63 - 1024
+# The formats that llguidance knows.
+_FORMATS = frozenset(
+    (
+        "date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown",
+        "uri", "uuid",
+    )
+)  # fmt: skip
+_OF_NAMES = frozenset(("type", "enum", "const", "$ref", "title", "description"))
 _ABOUT: dict[str, frozenset[str]] = {
     "object": frozenset(("properties", "patternProperties", "additionalProperties", "required")),
     "array": frozenset(("items", "prefixItems", "minItems", "maxItems")),
@@ -97,6 +110,80 @@ def _is_idle(key: str, value: Any) -> bool:
 
 def _is_whole_float(value: Any) -> bool:
     return isinstance(value, float) and value.is_integer()
+
+
+def with_known_keywords(schema: Any) -> Any:
+    """The schema in keywords that a grammar can be made for, where these say all that was said.
+
+    An object whose properties have one of some names lists them. A format that a pattern describes
+    as well leaves it to the pattern. Bounds that only a type has are nearer. What follows this
+    schema follows the first. May raise RecursionError.
+    """
+
+    def rewrite(part: Mapping[str, Any]) -> Mapping[str, Any]:
+        part = _with_listed_names(part, schema)
+        if _is_described(part):
+            part = {k: v for k, v in part.items() if k != "format"}
+        return {**part, **_nearer_bounds(part)}
+
+    return rewritten(schema, rewrite)
+
+
+def _with_listed_names(schema: Mapping[str, Any], root: Any) -> Mapping[str, Any]:
+    """An object with `properties` in place of the names in its `propertyNames`."""
+    names = _names(schema.get("propertyNames"), root)
+    listed = schema.get("properties", {})
+    if names is None or not isinstance(listed, Mapping) or "patternProperties" in schema:
+        return schema
+    others = schema.get("additionalProperties", True)
+    allowed = [name for name in names if name in listed or others is not False]
+    return {
+        **{k: v for k, v in schema.items() if k != "propertyNames"},
+        "properties": {name: listed.get(name, others) for name in allowed},
+        "additionalProperties": False,
+    }
+
+
+def _names(schema: Any, root: Any) -> list[str] | None:
+    """The strings that follow a schema which lists them, in place or among the definitions."""
+    if not isinstance(schema, Mapping) or not schema.keys() <= _OF_NAMES:
+        return None
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        for key in reference.removeprefix("#/").split("/"):
+            root = root.get(key) if isinstance(root, Mapping) else None
+        return _names(root, None)
+    names = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return None
+    return names if schema.get("type", "string") == "string" else None
+
+
+def _is_described(schema: Mapping[str, Any]) -> bool:
+    """Whether it has a format that is not known, and patterns for it (as zod writes them)."""
+    parts = schema.get("allOf")
+    described = [schema, *parts] if isinstance(parts, list) else [schema]
+    has_pattern = any(isinstance(part, Mapping) and "pattern" in part for part in described)
+    form = schema.get("format")
+    return isinstance(form, str) and form not in _FORMATS and has_pattern
+
+
+def _nearer_bounds(schema: Mapping[str, Any]) -> dict[str, int]:
+    """What takes the place of bounds that are the last numbers of a type."""
+    kind = schema.get("type")
+    kinds = kind if isinstance(kind, list) else [kind]
+    most = _FAR_INTEGER if "integer" in kinds and "number" not in kinds else _FAR
+    found: dict[str, int] = {}
+    for key, sign, limit in (
+        ("minimum", -1, _FAR), ("exclusiveMinimum", -1, _FAR),
+        ("maximum", 1, most), ("exclusiveMaximum", 1, most),
+    ):  # fmt: skip
+        value = schema.get(key)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            continue
+        if limit < sign * value <= sys.float_info.max:
+            found[key] = sign * limit
+    return found
 
 
 def with_types(schema: Any) -> Any:

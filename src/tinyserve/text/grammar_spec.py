@@ -16,6 +16,7 @@ from tinyserve.text.grammar_schema import (
     is_exact,
     with_additional,
     with_closed_objects,
+    with_known_keywords,
     with_types,
     without_idle,
 )
@@ -107,7 +108,7 @@ def json_schema_spec(schema: Any, param: str, style: JsonStyle | None = None) ->
     if not isinstance(schema, Mapping):
         raise RequestError(f"{param} must be a JSON schema, which is an object", param=param)
     try:
-        schema = without_idle(schema)
+        schema = with_known_keywords(without_idle(schema))
         has_exact_numbers = is_exact(schema)
         schema = (style or JsonStyle()).apply(with_types(schema))
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)

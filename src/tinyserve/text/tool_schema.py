@@ -19,6 +19,7 @@ from tinyserve.text.grammar_schema import (
     VERBATIM,
     rewritten,
     with_closed_objects,
+    with_known_keywords,
     with_types,
     without_idle,
 )
@@ -41,7 +42,7 @@ def arguments_schema(
     parameters: Mapping[str, Any] | None, *, is_strict: bool = False
 ) -> dict[str, Any]:
     """What a function's arguments follow, always an object. Raises RecursionError if too deep."""
-    schema = without_idle(NO_PARAMETERS if parameters is None else parameters)
+    schema = with_known_keywords(without_idle(NO_PARAMETERS if parameters is None else parameters))
     if is_strict:
         return {**_settled(schema), "x-guidance": STYLE}
     cleaned = _settled(rewritten(schema, _cleaned))
