@@ -18,7 +18,8 @@ VERBATIM = frozenset(("enum", "const", "default", "examples", "x-guidance"))
 MAPS = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
 _OF_OBJECTS = frozenset(("properties", "patternProperties", "required"))
 # Keywords that no grammar is made for, with the values that ask for nothing: generators of schemas
-# write them all the same (NJsonSchema `uniqueItems: false`, zod `propertyNames` of every record).
+# write them all the same (NJsonSchema `uniqueItems: false`, zod `propertyNames` of every record,
+# pydantic `format: password` of secrets).
 _IDLE: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,),
     "propertyNames": ({}, True, {"type": "string"}),
@@ -27,6 +28,7 @@ _IDLE: dict[str, tuple[Any, ...]] = {
     "dependentSchemas": ({},),
     "unevaluatedProperties": ({}, True),
     "unevaluatedItems": ({}, True),
+    "format": ("binary", "password", "path"),  # any text
 }
 
 # The dialects that llguidance tells apart. Others (OpenAPI's, or one of these misspelled) need not
