@@ -162,6 +162,24 @@ def test_common_slips_keep_the_call(text: str, arguments: str) -> None:
     assert whole(HERMES, text) == ("", [("f", arguments)])
 
 
+@pytest.mark.parametrize("calls", ["%s\n%s", "%s %s", "%s%s", "[%s, %s]", "[\n%s,\n%s\n]"])
+def test_several_calls_between_the_same_tags(calls: str) -> None:
+    first, second = '{"name": "f", "arguments": {"a": 1}}', '{"name": "get_weather"}'
+    text = f"<tool_call>\n{calls % (first, second)}\n</tool_call>"
+    expected = [("f", '{"a": 1}'), ("get_weather", "{}")]
+    assert whole(HERMES, text) == ("", expected)
+    assert whole(HERMES, f"{text}\n{text}") == ("", expected * 2)
+    assert whole(HERMES, text, max_calls=1) == ("", expected[:1])
+
+
+@pytest.mark.parametrize("rest", ['{"b": 2}', "[1]", "and so on"])
+def test_what_follows_a_call_and_is_none_is_text(rest: str) -> None:
+    text = f'<tool_call>{{"name": "f"}}\n{rest}\n</tool_call>'
+    assert whole(HERMES, text) == (rest, [("f", "{}")])
+    text = f'<tool_call>[{{"name": "f"}}, {rest}]</tool_call>'
+    assert whole(HERMES, text)[1] == [("f", "{}")]
+
+
 def test_line_breaks_in_strings_become_json() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": "x\n\ty"}}</tool_call>'
     _, [(_, arguments)] = whole(HERMES, text)

@@ -73,12 +73,17 @@ class ToolFormat:
 
 
 def _read_hermes(calls: Calls) -> Reading[str]:
-    if (yield from after_space()) != "{":
+    """One call; or, as some models write several, one after another, or in a list."""
+    char = yield from after_space()
+    if char == "[":
+        return (yield from _read_list(calls))
+    if char != "{":
         raise NotACall
-    calls.open()
-    yield from call_object(calls)
-    while (char := (yield)) in SPACE or char == "}":  # a brace too many is a common slip
-        pass
+    while char == "{":
+        calls.open()
+        yield from call_object(calls)
+        while (char := (yield)) in SPACE or char == "}":  # a brace too many is a common slip
+            pass
     return char
 
 
