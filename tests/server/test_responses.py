@@ -248,13 +248,15 @@ STRICT = {
         {
             "type": "allowed_tools",
             "mode": "required",
-            "tools": [{"type": "function", "name": "get_weather"}],
+            "tools": [{"type": "function", "name": "get_weather"}, {"type": "web_search"}],
         },
     ],
 )
 def test_calls_can_be_demanded(plain: Live, choice: Any) -> None:
+    """Hosted tools are left out, of those that are allowed as well."""
     other = {"type": "function", "name": "get_time"}
     tools = [STRICT] if choice == "required" else [STRICT, other]
+    tools.append({"type": "web_search"})
     answer = respond(plain, tools=tools, tool_choice=choice, parallel_tool_calls=False)
     (call,) = answer["output"]
     assert (call["name"], call["arguments"]) == ("get_weather", '{"city": "Paris"}')

@@ -85,7 +85,8 @@ def read_choice(value: str | Mapping[str, Any] | None, tools: ToolSet) -> Any:
     kind = node.get("type").text()
     if kind == "allowed_tools":
         mode = node.get("mode").one_of(("auto", "required"))
-        chosen = [_chosen(choice, tools) for choice in node.get("tools").items()]
+        named = node.get("tools").items()
+        chosen = [_chosen(c, tools) for c in named if c.get("type").text() not in tools.left_out]
         return {"type": kind, kind: {"mode": mode, "tools": chosen}}
     return _chosen(node, tools)
 
