@@ -217,9 +217,16 @@ PARAMETERS = {
         "city": {"type": "string"},
         "exact": {"type": "boolean"},
         "at": {"type": ["array", "null"], "items": {"$ref": "#/$defs/hour"}},
+        "until": {"anyOf": [{"$ref": "#/properties/at"}, {"type": "boolean"}]},
+        "sky": {"$ref": "#/$defs/sky"},
+        "wind": {"anyOf": [{"$ref": "#/$defs/sky"}, {"const": "calm "}, {"type": "null"}]},
+        "level": {"enum": ["low", 5, 0.5, None]},
     },
     "required": ["city"],
-    "$defs": {"hour": {"type": "integer", "minimum": 0, "maximum": 23}},
+    "$defs": {
+        "hour": {"type": "integer", "minimum": 0, "maximum": 23},
+        "sky": {"type": "string", "enum": ["dry", "wet"]},
+    },
 }
 
 
@@ -231,6 +238,10 @@ PARAMETERS = {
         {"unit": "C", "city": "Paris"},
         {"city": "Paris", "at": [1, 23]},
         {"unit": "F", "city": "", "exact": True, "at": None},
+        {"city": "Paris", "until": [1, 23], "sky": "wet", "wind": "dry", "level": "low"},
+        {"city": "Paris", "until": True, "sky": "dry", "wind": None, "level": 5},
+        {"city": "Paris", "wind": "calm ", "level": 0.5},
+        {"city": "Paris", "level": None},
     ],
 )
 def test_optional_arguments_may_be_left_out(form: ToolFormat, arguments: dict[str, Any]) -> None:
@@ -251,6 +262,11 @@ def test_optional_arguments_may_be_left_out(form: ToolFormat, arguments: dict[st
         {"unit": "K", "city": "Paris"},
         {"city": "Paris", "at": [24]},
         {"city": "Paris", "exact": "maybe"},
+        {"city": "Paris", "until": [24]},
+        {"city": "Paris", "sky": "blue"},
+        {"city": "Paris", "wind": "blue"},
+        {"city": "Paris", "level": "high"},
+        {"city": "Paris", "level": 6},
     ],
 )
 def test_arguments_against_the_schema_are_out(form: ToolFormat, arguments: dict[str, Any]) -> None:

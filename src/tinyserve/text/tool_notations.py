@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tinyserve.text.tool_schema import STYLE
-from tinyserve.text.tool_values import parameter_types
+from tinyserve.text.tool_values import at_reference, parameter_types
 from tinyserve.text.tool_xml import END_OF_VALUE, PARAMETER
 
 _MAX_UNDECLARED = 16
@@ -23,7 +23,8 @@ _NAME = "/[a-zA-Z_][a-zA-Z0-9_]{0,63}/"
 _OPEN_END, _CLOSE = ">\n", f"\n{END_OF_VALUE}\n"
 _NOTHING = '""'
 _PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
-_REFERS_ELSEWHERE = re.compile(r'"\$ref": "#(?!/(\$defs|definitions)/)')
+_DEFINED = ("#/$defs/", "#/definitions/")  # a part of the schema keeps these
+_MAX_DEPTH = 4  # of references within what they refer to
 
 
 def as_json_rules(rule: str, schema: Mapping[str, Any]) -> list[str]:
@@ -45,8 +46,8 @@ def as_xml_rules(rule: str, schema: Mapping[str, Any]) -> list[str]:
         if not _is_text(schema, name):
             value = f"{rule}_value_{i} {json.dumps(_CLOSE)}"
             rules.append(f"{rule}_value_{i}: %json {_part(schema, name)}")
-        elif (choices := _choices(schema, name)) is not None:
-            value = f"({choices}) {json.dumps(_CLOSE)}"
+        elif choices := _choices(schema["properties"][name], schema):
+            value = f"({' | '.join(map(json.dumps, choices))}) {json.dumps(_CLOSE)}"
         uses.append(f"{rule}_{i}" if name in required else f"{rule}_{i}?")
         rules.append(f"{rule}_{i}: {opening} {value}")
     used = [text] if any(f"{rule}_text" in r for r in rules) else []
@@ -96,13 +97,22 @@ def _is_text(schema: Mapping[str, Any], name: str) -> bool:
     return not types or "string" in types
 
 
-def _choices(schema: Mapping[str, Any], name: str) -> str | None:
-    """The texts that a string is one of."""
-    of_name = schema["properties"][name]
-    values = of_name.get("enum") if isinstance(of_name, Mapping) else None
-    if not isinstance(values, list) or not all(isinstance(v, str) and v for v in values):
-        return None
-    return " | ".join(json.dumps(value) for value in values)
+def _choices(part: Any, root: Mapping[str, Any], depth: int = _MAX_DEPTH) -> list[str]:
+    """The texts that a value is one of; none where it may be others."""
+    if not isinstance(part, Mapping) or not depth:
+        return []
+    if isinstance(part.get("$ref"), str):
+        return _choices(at_reference(root, part["$ref"]), root, depth - 1)
+    alternatives = part.get("anyOf", part.get("oneOf"))
+    if isinstance(alternatives, list):
+        found = [_choices(alternative, root, depth - 1) for alternative in alternatives]
+        return [text for texts in found for text in texts] if all(found) else []
+    if part.get("type") == "null":
+        return ["null"]
+    values = [part["const"]] if "const" in part else part.get("enum")
+    if not isinstance(values, list) or any(v == "" or isinstance(v, list | dict) for v in values):
+        return []
+    return [value if isinstance(value, str) else json.dumps(value) for value in values]
 
 
 def _python_value(schema: Mapping[str, Any], name: str) -> str:
@@ -116,8 +126,23 @@ def _python_value(schema: Mapping[str, Any], name: str) -> str:
 
 def _part(schema: Mapping[str, Any], name: str) -> str:
     """The schema of one argument, with what it may refer to."""
-    own = schema["properties"][name]
-    if not isinstance(own, Mapping) or _REFERS_ELSEWHERE.search(json.dumps(own)):
+    own = _inlined(schema["properties"][name], schema)
+    if not isinstance(own, Mapping):
         own = {}
     shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
     return json.dumps({**own, **shared})
+
+
+def _inlined(part: Any, root: Mapping[str, Any], depth: int = _MAX_DEPTH) -> Any:
+    """The part with other arguments that it refers to in their places: zod writes a schema that is
+    used twice as `#/properties/first`. Nothing is said of those that go too deep.
+    """
+    if isinstance(part, list):
+        return [_inlined(item, root, depth) for item in part]
+    if not isinstance(part, Mapping):
+        return part
+    reference = part.get("$ref")
+    if not isinstance(reference, str) or reference.startswith(_DEFINED):
+        return {key: _inlined(value, root, depth) for key, value in part.items()}
+    target = at_reference(root, reference) if depth and reference.startswith("#/") else None
+    return _inlined(target, root, depth - 1) if isinstance(target, Mapping) else {}

@@ -87,10 +87,11 @@ def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
             yield from _types(alternative, root, depth - 1)
     reference = schema.get("$ref")
     if isinstance(reference, str) and reference.startswith("#/"):
-        yield from _types(_at(root, reference), root, depth - 1)
+        yield from _types(at_reference(root, reference), root, depth - 1)
 
 
-def _at(root: Any, reference: str) -> Any:
+def at_reference(root: Any, reference: str) -> Any:
+    """What stands in a schema where one of its parts refers to, `#/$defs/a`; else None."""
     for step in reference.removeprefix("#/").split("/"):
         step = step.replace("~1", "/").replace("~0", "~")
         root = root.get(step) if isinstance(root, Mapping) else None
