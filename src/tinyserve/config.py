@@ -59,7 +59,9 @@ class TinyServeConfig:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TinyServeConfig:
-        """From nested mappings such as {"cache": {"block_size": 32}}. Raises ConfigError."""
+        """The configuration in nested mappings such as {"cache": {"block_size": 32}}. Raises
+        ConfigError.
+        """
         return _build(_expand_spec(layer_from_mapping(values, "configuration", SECTIONS)))
 
     @classmethod

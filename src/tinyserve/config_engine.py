@@ -162,7 +162,7 @@ class CacheConfig:
     def from_memory_budget(
         cls, model: Any, *, kv_cache_gb: float, max_model_len: int | None = None, **fields: Any
     ) -> CacheConfig:
-        """As many blocks as fit into `kv_cache_gb` GiB; see `kv_budget.cache_from_budget`."""
+        """A cache of as many blocks as fit into `kv_cache_gb` GiB; see `cache_from_budget`."""
         from tinyserve.kv_budget import cache_from_budget
 
         return cache_from_budget(

@@ -55,7 +55,7 @@ class TinyserveServer:
 
     @property
     def base_url(self) -> str:
-        """Where OpenAI's clients find it: the URL with /v1."""
+        """The URL with /v1, for OpenAI's clients."""
         return f"{self.url}/v1"
 
     def openai(self, **options: Any) -> OpenAI:

@@ -18,8 +18,8 @@ _undos: list[Callable[[], object]] = []
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    """Both signals go to `handler` until the block ends. Only the main thread may set handlers: on
-    others nothing changes.
+    """Send both signals to `handler` until the block ends. Does nothing on other threads than the
+    main one, which alone may set handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -63,7 +63,7 @@ class Replay:
 
     @property
     def records(self) -> list[Record]:
-        """In order of entry."""
+        """A record of each request, in order of entry."""
         return list(self._records.values())
 
     def enter(self, arrival: Arrival, at: float) -> str:

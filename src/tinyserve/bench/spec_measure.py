@@ -176,7 +176,7 @@ class Bench:
             )
 
     def _ends(self, case: Case) -> tuple[int, ...]:
-        """Texts end where the model ends them, if there is sense in it."""
+        """The token that ends a text; none for random prompts or weights, whose texts never end."""
         eos = self.engine.intake.tokenizer.eos_token_id
         is_text = case.workload != "random" and self.args.model is not None
         return (eos,) if is_text and eos is not None else ()

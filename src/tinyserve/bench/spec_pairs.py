@@ -62,7 +62,7 @@ class Pair(NamedTuple):
 
     @property
     def cpu(self) -> float:
-        """As `wall`, by processor time."""
+        """`wall`, but with processor time."""
         a, b = self.plain, self.drafted
         return (b.tokens / b.cpu_s) / (a.tokens / a.cpu_s)
 

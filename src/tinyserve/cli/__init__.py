@@ -63,7 +63,7 @@ def open_standard_streams() -> None:
 
 
 def _complain(text: object) -> None:
-    """The last line, in the form of those before it."""
+    """Print the reason why the program ends, as a log line if logs are JSON."""
     if logs_json():
         logging.getLogger("tinyserve").error("%s", text)
     else:

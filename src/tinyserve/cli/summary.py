@@ -55,13 +55,13 @@ def model_rows(engine: Engine) -> Iterator[Row]:
 
 
 def machine_rows(choice: BackendChoice) -> Iterator[Row]:
-    """What it is computed with."""
+    """What the model is computed with."""
     yield "back end", f"{choice}: {choice.reason}"
     yield "threads", f"{choice.threads}: {choice.threads_reason}"
 
 
 def address_rows(engine: Engine, url: str) -> Iterator[Row]:
-    """Where to find it."""
+    """Where clients find the server."""
     yield "API", f"{url}/v1"
     if engine.config.server.web_page:
         yield "page", f"{url}/"

@@ -44,12 +44,12 @@ class Life:
 
     @property
     def queue_s(self) -> float:
-        """From its entry into the queue until it was scheduled, or gave up waiting."""
+        """Seconds from entering the queue until it was scheduled, or gave up waiting."""
         return (self.finished if self.scheduled is None else self.scheduled) - self.request.queued
 
     @property
     def prefill_s(self) -> float | None:
-        """From its scheduling to its first token; to its end, where it makes none."""
+        """Seconds from being scheduled to its first token, or to its end if it makes none."""
         if self.scheduled is None:
             return None
         return (self.finished if self.first_token is None else self.first_token) - self.scheduled
@@ -116,7 +116,7 @@ class Chronicle:
                 self._end_all(request_id, "error", record.time)
 
     def drop(self, requests: Iterable[EngineRequest], reason: FinishReason, time: float) -> None:
-        """These ended before the engine saw them."""
+        """Forget requests that ended before the engine saw them."""
         for request in requests:
             for choice in range(request.params.n):
                 self._end(Life(request, choice), reason, time)

@@ -21,7 +21,7 @@ ACCEPT, RECOVER = 1, 2  # purposes of uniform numbers; 0 is the draw itself
 
 
 def draw_coupled(logits: Logits, rows: list[SampleRow]) -> list[SampledToken]:
-    """Each row by its own keyed draw, as if there were no drafts."""
+    """Draw each row by its own keyed random number, as if there were no drafts."""
     return logits.sample(rows)
 
 

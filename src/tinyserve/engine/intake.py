@@ -199,7 +199,8 @@ class Intake:
         )
 
     def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Each word as the model may write it: at the start of a text, and after a space.
+        """The token ids of each word as the model may write it: at the start of a text, and after a
+        space.
 
         What the logits have no place for (tokens added beyond the embedding) is never written.
         """

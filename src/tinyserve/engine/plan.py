@@ -44,8 +44,8 @@ class Chunk:
 
 @dataclass(slots=True)
 class StepPlan:
-    """One step. Order of effects: swap_out, then swap_in, then copies, then the chunks' forward
-    pass.
+    """What one step does. Order of effects: swap_out, then swap_in, then copies, then the chunks'
+    forward pass.
     """
 
     chunks: tuple[Chunk, ...]

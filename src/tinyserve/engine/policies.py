@@ -58,9 +58,10 @@ class WaitingQueue:
 
 
 class Policy(Protocol):
-    """The seam. A sequence is added once, then `admitted` once, unless it is removed before.
+    """What a policy answers and is told. A sequence is added once, then `admitted` once, unless it
+    is removed before.
 
-    A policy inherits what it does not care for: who may fork, who gives way, what is computed.
+    The methods that are not abstract here are defaults, for policies that do not care.
     """
 
     def __len__(self) -> int: ...
@@ -68,7 +69,7 @@ class Policy(Protocol):
     def add(self, seq: Sequence) -> None: ...
 
     def remove(self, seq: Sequence) -> None:
-        """It was aborted while it waited. Idempotent."""
+        """Forget a sequence that was aborted while it waited. Idempotent."""
         ...
 
     def first(self) -> Sequence | None:
@@ -76,7 +77,7 @@ class Policy(Protocol):
         ...
 
     def admitted(self, seq: Sequence) -> None:
-        """It has taken a seat: the first in line, or a fork that was never in line."""
+        """A sequence has taken a seat: the first in line, or a fork that was never in line."""
         ...
 
     def may_fork(self) -> bool:
@@ -92,7 +93,7 @@ class Policy(Protocol):
         return
 
     def charge(self, step: Step) -> None:
-        """The step computes these chunks: count them as service."""
+        """Count the chunks that the step computes as service."""
         return
 
 
@@ -104,7 +105,7 @@ class ContinuousPolicy(WaitingQueue, Policy):
 
 
 class PriorityPolicy(ContinuousPolicy):
-    """As continuous, but a strictly higher priority displaces a lower one that runs."""
+    """Continuous, but a strictly higher priority displaces a lower one that runs."""
 
     def outranks(self, seq: Sequence, running: Sequence) -> bool:
         return seq.priority < running.priority

@@ -304,7 +304,9 @@ class Scheduler:
         insort(self._preempted, seq, key=_order)
 
     def _plan(self, seq: Sequence, end: int, draft: Draft) -> None:
-        """Plan the sequence's tokens up to `end`, and `draft` after them; its blocks are there."""
+        """Plan the sequence's tokens up to `end`, and `draft` after them. It has the blocks for
+        all.
+        """
         start, known, drafts = seq.num_computed, seq.token_ids, draft.token_ids
         if seq.job.reader is not None and (wanted := seq.job.wanted_positions):
             num_logits = max(0, end - wanted.start)

@@ -20,7 +20,7 @@ from tinyserve.kv.block_table import BlockTable
 
 
 class Status(Enum):
-    """Where a sequence is. Finished sequences hold nothing."""
+    """What becomes of a sequence. One that has finished holds no blocks."""
 
     WAITING = auto()  # holds no KV: new, or dropped to be recomputed
     RUNNING = auto()  # holds device blocks and a seat
@@ -29,7 +29,10 @@ class Status(Enum):
 
 
 class Sequence:
-    """One choice. `order` sorts by (priority, arrival, creation): first is "oldest" everywhere."""
+    """One choice of a request: its tokens, its blocks and what it draws from.
+
+    `order` sorts by (priority, arrival, creation); "oldest" means the first by it, everywhere.
+    """
 
     __slots__ = (
         "choice",
@@ -77,7 +80,7 @@ class Sequence:
 
     @property
     def is_private(self) -> bool:
-        """Its tokens must not show in what others get: it has a prefix cache of its own."""
+        """Whether its tokens must not show in what others get: its request named a cache salt."""
         return self.job.request.cache_salt is not None
 
     @property

@@ -48,7 +48,9 @@ class EngineSnapshot:
 
 
 def take_snapshot(jobs: Iterable[Job], kv: KVManager, stats: EngineStats) -> EngineSnapshot:
-    """A choice that has not left choice 0 yet (its prompt is being computed) is not listed."""
+    """The engine's state between two steps. Of a request whose prompt is still being computed only
+    choice 0 is listed: the others fork from it later.
+    """
     sequences = [
         seq
         for job in jobs

@@ -175,7 +175,7 @@ def _check_version(library: c.CDLL, path: Path) -> None:
 
 
 def _declare(library: c.CDLL) -> None:
-    """The types of the functions, as csrc/program.cpp has them."""
+    """Tell ctypes the functions' types, as csrc/program.cpp has them."""
     pointer, text, number, size = c.c_void_p, c.c_char_p, c.c_int, c.c_int64
     ops, kv, step = c.POINTER(OpStruct), c.POINTER(KVCacheStruct), c.POINTER(StepStruct)
     draws = c.POINTER(SampleArgsStruct)

@@ -176,7 +176,7 @@ class Ops(Protocol):
         """
 
     def rope_and_cache(self, qkv: Array, attention: AttentionSpec) -> None:
-        """In place on qkv [T, (heads + 2 kv_heads) * head_dim]: norms and rotary embedding of
+        """In place, on qkv [T, (heads + 2 kv_heads) * head_dim]: norms and rotary embedding of
         queries and keys, queries scaled by 1/sqrt(head_dim); keys and values written into the
         batch's slots.
         """
@@ -219,7 +219,7 @@ class Backend(Protocol):
     def linear(
         self, parts: Sequence[Weight], bias: F32 | None = None, *, silu_mul: bool = False
     ) -> Linear:
-        """A matrix whose rows are those of all parts. `silu_mul`: the parts are (gate, up)."""
+        """Prepare a matrix with the rows of all parts. `silu_mul`: the parts are (gate, up)."""
 
     def compile(
         self, function: Callable[[Ops], Array], kv: KVSlabs, *, max_rows: int, logits: bool = False

@@ -46,7 +46,7 @@ class SampleCall:
         )
 
     def is_for(self, logits: F32, draws: Sequence[Draw]) -> bool:
-        """Whether these are its logits, and its draws one by one."""
+        """Whether it was made for these very logits and draws, so that it may be called again."""
         return logits is self.logits and draws == self.draws
 
     def update(self) -> None:

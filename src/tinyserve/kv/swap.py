@@ -35,7 +35,7 @@ class SwapArena:
         self._free.extend(reversed(slots))
 
     def retire(self, slots: Sequence[int]) -> None:
-        """Free slots after this step, which still reads them."""
+        """Free slots, but only after this step, which still reads them."""
         self._retired.extend(slots)
 
     def free_retired(self) -> None:

@@ -94,8 +94,8 @@ def load_folder(folder: Path, name: str) -> Checkpoint:
 
 
 def _refuse_additions(names: Collection[str], folder: Path) -> None:
-    """Refuse matrices that mean nothing without tensors beside them that would be ignored:
-    quantized ones, where config.json does not say so, and those under an adapter.
+    """Refuse matrices that would be read wrong, since tensors beside them would be ignored:
+    quantized ones that config.json does not declare, and those under an adapter.
     """
     for name in names:
         if name.endswith(_OF_QUANTIZED):

@@ -34,7 +34,7 @@ def shown(progress: Progress | None) -> Iterator[Progress]:
 
 
 def _silent(label: str, done: int, total: int, *, unit: str = "bytes") -> None:
-    """For logs and pipes, where a bar would be noise."""
+    """Shows nothing: for logs and pipes, where a bar would be noise."""
 
 
 class _Bars:

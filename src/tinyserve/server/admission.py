@@ -43,7 +43,7 @@ class Occupancy:
         self._waiting[request.client] += 1
 
     def start(self, request_id: str) -> None:
-        """Its first output has come. Idempotent."""
+        """The request's first output has come. Idempotent."""
         if request_id in self._unstarted:
             self._unstarted.remove(request_id)
             client = self._requests[request_id].client
@@ -52,7 +52,7 @@ class Occupancy:
                 del self._waiting[client]
 
     def close_choice(self, request_id: str) -> bool:
-        """One choice has finished; whether it was the request's last (or the request unknown)."""
+        """One choice has finished. Returns whether no other is left (or the request is unknown)."""
         if self._open.get(request_id, 1) == 1:
             self.drop(request_id)
             return True
@@ -73,10 +73,11 @@ MANY_CLIENTS = 8
 
 @dataclass(frozen=True)
 class Admission:
-    """Who may enter. `seats`: choices computed in a step. `is_fair`: the policy balances clients.
+    """Decides who may enter the engine. `seats`: choices computed in a step. `is_fair`: the policy
+    balances clients.
 
-    The fair policy forgets how little a client was served once nothing of it waits inside. So each
-    may keep one more there than a step can start, until `MANY_CLIENTS` do.
+    The fair policy forgets how little a client was served once none of its requests waits inside.
+    So each client may keep one more there than a step can start, until `MANY_CLIENTS` do.
     """
 
     seats: int

@@ -17,12 +17,10 @@ from tinyserve.text.messages import Part
 
 @dataclass(slots=True)
 class Piece:
-    """One part of the message, or None where only tokens or an end are left, and what goes with it:
-    `delta` holds its tokens and, in the last of a choice, the finish reason. Its text is unused.
-    """
+    """One part of the message, and the tokens that came with it."""
 
-    part: Part | None
-    delta: Delta
+    part: Part | None  # None where only tokens or the end of the choice are left to tell
+    delta: Delta  # the tokens and, in a choice's last piece, the finish reason; its text is unused
 
 
 class ChoiceReader:
@@ -106,7 +104,7 @@ class _ThinkingCounter:
 
 
 def _joined(before: Delta | None, delta: Delta) -> Delta:
-    """Both deltas' tokens, with the later one's end."""
+    """One delta with the tokens of both, and the end of the later one."""
     if before is None:
         return delta
     logprobs = None if delta.logprobs is None else [*(before.logprobs or ()), *delta.logprobs]
@@ -121,7 +119,7 @@ def _joined(before: Delta | None, delta: Delta) -> Delta:
 
 
 def _spread(parts: Sequence[Part], delta: Delta) -> list[Piece]:
-    """One piece for each part: the tokens go with the first, the end with the last."""
+    """A piece for each part. The tokens go with the first, the finish reason with the last."""
     if len(parts) <= 1:
         return [Piece(parts[0] if parts else None, delta)]
     index = delta.index

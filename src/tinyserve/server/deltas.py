@@ -87,7 +87,9 @@ class DeltaOptions:
 
 @dataclass(slots=True)
 class _Choice:
-    """One choice: what is held back until it has text to go with, and where its text ends."""
+    """The state of one choice: tokens held back until they have text to go with, and where the text
+    ends.
+    """
 
     index: int
     offsets: _Offsets

@@ -24,7 +24,9 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One method of one path. `body` and `parameters` (OpenAPI's objects) are for the document."""
+    """What answers one method of one path. `body` and `parameters` (OpenAPI's objects) are for the
+    document.
+    """
 
     method: str
     path: str
@@ -36,7 +38,7 @@ class Endpoint:
 
 @dataclass
 class Endpoints:
-    """Collects them, by decorators that take an `Endpoint`'s further fields."""
+    """Collects endpoints by decorators, whose keywords are the further fields of `Endpoint`."""
 
     all: list[Endpoint] = field(default_factory=list)
 
@@ -47,7 +49,7 @@ class Endpoints:
         return self._adder("POST", path, fields)
 
     def routes(self) -> list[Route]:
-        """As they are served; where one answers GET, it answers HEAD too."""
+        """Starlette's routes for all endpoints. What answers GET answers HEAD too."""
         return [NamedRoute(e.path, e.handler, methods=[e.method]) for e in self.all]
 
     def _adder(
@@ -61,9 +63,11 @@ class Endpoints:
 
 
 class NamedRoute(Route):
-    """Leaves itself in the request's scope, for whoever counts requests by route. A slash at the
-    end of a path is passed over: a redirect would name host and scheme as they look from behind a
-    proxy, and not every client follows one with its body and its key.
+    """A route that puts itself into the request's scope, so that requests can be counted by route.
+
+    It also matches a path with a slash at the end. Starlette would redirect, but a redirect names
+    host and scheme as they look from behind a proxy, and not every client repeats its body and its
+    key when it follows one.
     """
 
     def matches(self, scope: Scope) -> tuple[Match, Any]:

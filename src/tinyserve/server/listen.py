@@ -55,7 +55,7 @@ def url_of(config: ServerConfig, listener: socket.socket) -> str:
 
 
 def raise_file_limit() -> None:
-    """As many connections as the system allows: each is an open file."""
+    """Allow as many connections as the system does: each is an open file."""
     try:
         import resource
     except ImportError:  # Windows
@@ -120,7 +120,7 @@ def _set_timeouts(listener: socket.socket) -> None:
 
 
 def _unix(path: str) -> socket.socket:
-    """Who may write to the socket's file may connect; the umask decides that."""
+    """A listening Unix socket. Whoever may write to its file may connect: see the umask."""
     listener = socket.socket(socket.AF_UNIX)
     try:
         _remove_stale(path)

@@ -81,7 +81,7 @@ class Session:
             self._tick_later()
 
     async def batches(self) -> AsyncIterator[list[Delta]]:
-        """Deltas in the order they came, all that are there at once; an empty batch is a tick.
+        """Yields deltas in order, all that have come by then at once; an empty batch is a tick.
 
         Ends after the last choice's finish. Raises ClientGoneError, or the error that ended the
         request.

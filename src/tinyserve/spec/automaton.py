@@ -55,8 +55,8 @@ class SuffixAutomaton:
         return max(self.link[self.last], ROOT)
 
     def step(self, state: int, length: int, token: int) -> tuple[int, int]:
-        """Where the longest known end of (the `length` tokens at `state`, then `token`) is, and how
-        long it is.
+        """Append `token` to the `length` tokens that end at `state`. Returns the state of the
+        longest end of the result that is known, and that end's length.
         """
         while state != ROOT and token not in self.next[state]:
             state = self.link[state]

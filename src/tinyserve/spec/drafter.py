@@ -41,7 +41,7 @@ class Controller(Protocol):
 
 
 class Drafter:
-    """Drafts for the decodes of a step, and what became of them."""
+    """Makes drafts for the decodes of a step, and learns what became of them."""
 
     def __init__(
         self,

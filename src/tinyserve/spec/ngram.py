@@ -21,10 +21,11 @@ MAX_LOOKS = 32  # at places where the shortest run was followed; a common word h
 
 
 class NgramIndex:
-    """Where the runs of one sequence were followed by something, and by what.
+    """Finds earlier places of a sequence at which a run of tokens that now ends it was followed.
 
-    Only runs of `min_n` tokens are kept, so that memory does not grow with `max_n`: a place where
-    one was followed leads to the place before. How far back two places agree is seen in the text.
+    Only runs of `min_n` tokens are indexed, so that memory does not grow with `max_n`: the latest
+    place where each was followed, and from each place the one before. How much longer the runs at
+    two places agree is read off the tokens themselves.
     """
 
     def __init__(self, min_n: int, max_n: int) -> None:

@@ -53,7 +53,7 @@ class OracleProposer:
 
 
 class RandomProposer:
-    """Any tokens, any number of them: nearly always wrong."""
+    """Proposes random tokens, any number of them: nearly always wrong."""
 
     def __init__(self, vocab_size: int, max_drafts: int = 4, *, seed: int = 0) -> None:
         self.max_drafts = max_drafts

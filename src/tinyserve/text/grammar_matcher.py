@@ -23,11 +23,12 @@ MAX_REASON = 500  # characters
 
 
 class GrammarMatcher:
-    """One choice's state. `width`: token ids are below it. `on_failure` is told when it fails.
+    """How far one choice is in its grammar. All token ids are below `width`; `on_failure` is told
+    when the grammar fails.
 
     `matcher` may share a lexer with other choices, whose states count towards its limits. Where it
-    fails, `renew` makes one that shares nothing, so that a choice fails by its own text alone.
-    None: that would take too long.
+    fails, `renew` makes one that shares nothing, so that only a choice's own text can make it fail.
+    It is None if making one would take too long.
     """
 
     def __init__(

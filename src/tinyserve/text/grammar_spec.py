@@ -150,8 +150,8 @@ class JsonStyle:
 
     @classmethod
     def of(cls, options: Mapping[str, Any], param: str) -> JsonStyle:
-        """From whitespace_pattern, disable_any_whitespace, disable_additional_properties. Raises
-        RequestError.
+        """The style that whitespace_pattern, disable_any_whitespace and
+        disable_additional_properties ask for. Raises RequestError.
         """
         pattern = options.get("whitespace_pattern")
         if pattern is not None and not isinstance(pattern, str):

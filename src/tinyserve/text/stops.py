@@ -69,7 +69,9 @@ class StopChecker:
         return self._read(text, text, self._matchers, can_stop)
 
     def push_mark(self, mark: str, *, can_stop: bool = True) -> str:
-        """As `push`, for a special token without text. Stop strings without its mark ignore it."""
+        """`push` for a special token without text. Stop strings that do not hold its mark ignore
+        it.
+        """
         return "" if self.hit is not None else self._read("", mark, self._marked, can_stop)
 
     def _read(self, text: str, read: str, matchers: Iterable[_Matcher], can_stop: bool) -> str:

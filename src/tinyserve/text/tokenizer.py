@@ -224,7 +224,9 @@ def _forget_training(backend: tokenizers.Tokenizer) -> None:
 
 
 def _add_named(backend: tokenizers.Tokenizer, named: Iterable[NamedToken]) -> None:
-    """Make those that the tokenizer lacks match in text. One of the vocabulary keeps its id."""
+    """Add the named tokens that the tokenizer lacks, to be found in text. One that the vocabulary
+    has keeps its id.
+    """
     from tokenizers import AddedToken
 
     known = {token.content for token in backend.get_added_tokens_decoder().values()}

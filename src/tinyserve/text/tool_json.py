@@ -51,7 +51,9 @@ class Calls(Protocol):
         ...
 
     def begin(self, name: str) -> None:
-        """It is a call of `name`. Raises NotACall if no function may be called so."""
+        """Tell that it is a call of `name`. Raises NotACall if no function of that name may be
+        called.
+        """
         ...
 
     def arguments(self, piece: str) -> None:

@@ -28,7 +28,7 @@ _MAX_DEPTH = 4  # of references within what they refer to
 
 
 def as_json_rules(rule: str, schema: Mapping[str, Any]) -> list[str]:
-    """One JSON object."""
+    """Rules for arguments that are written as one JSON object."""
     return [f"{rule}: %json {json.dumps(schema)}"]
 
 
@@ -55,7 +55,9 @@ def as_xml_rules(rule: str, schema: Mapping[str, Any]) -> list[str]:
 
 
 def as_python_rules(rule: str, schema: Mapping[str, Any]) -> list[str]:
-    """Keywords and literals, separated by commas. Within lists and objects words are JSON's."""
+    """Rules for Python's keyword arguments with literals. Within lists and objects true, false and
+    null are spelled as in JSON.
+    """
     if (names := _declared(schema)) is None:
         one = f'{_NAME} "=" {rule}_any'
         any_value = json.dumps({"x-guidance": STYLE})

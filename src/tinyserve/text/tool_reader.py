@@ -64,7 +64,7 @@ class CallReader:
         self._is_muted = False  # it is one call too many
 
     def push(self, text: str) -> list[Part]:
-        """The parts that became certain."""
+        """The parts that became certain with this text."""
         rest = self._held + text
         self._held = ""
         while rest:
@@ -111,7 +111,7 @@ class CallReader:
         return text[at + len(marker) :]
 
     def _bare_at(self, text: str) -> int | None:
-        """Where a line begins as an unannounced call does."""
+        """Where a line of `text` begins that may be an unannounced call; None if there is none."""
         bare = self._format.bare
         if not bare:
             return None

@@ -20,7 +20,7 @@ Choice = Literal["auto", "required", "named"]
 
 @dataclass(frozen=True)
 class Function:
-    """One that may be called."""
+    """A function that the model may call."""
 
     name: str
     parameters: Mapping[str, Any] | None = None  # None: it takes none

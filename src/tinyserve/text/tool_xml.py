@@ -40,7 +40,7 @@ _MAX_NAME = 256
 
 
 def read_xml(calls: Calls) -> Reading[str]:
-    """One call; what announced it has been read."""
+    """Read one call, from what follows its opener. Returns what was read beyond it."""
     if calls.opener != FUNCTION and (yield from _tag(FUNCTION)) != FUNCTION:
         raise NotACall
     calls.open()
@@ -74,7 +74,7 @@ def _tag(*tags: str) -> Reading[str]:
 
 
 def _space_and_tag(*tags: str) -> Reading[tuple[str, str]]:
-    """The same, after the white space."""
+    """As `_tag`, with the white space that came before."""
     space = ""
     while (held := (yield)) in SPACE:
         space += held
@@ -94,7 +94,7 @@ def _until_bracket(limit: int | None = None) -> Reading[str]:
 
 
 def _argument(calls: Calls, name: str, key: str) -> Reading[str]:
-    """One value, from after its opening tag on; what ended it."""
+    """Read one value, from what follows its opening tag. Returns what ended it."""
     types = calls.types(name, key)
     if types == STRING:
         calls.arguments('"')

@@ -81,7 +81,7 @@ class Observer:
         self.core = self._bridge = self._ticker = None
 
     def dropped(self, requests: Sequence[EngineRequest], reason: FinishReason) -> None:
-        """These never reached the engine."""
+        """Count requests that ended without reaching the engine."""
         self._chronicle.drop(requests, reason, time.monotonic())
 
     def gather(self) -> None:

@@ -33,8 +33,9 @@ class Origin:
 
 @dataclass
 class ToolSet:
-    """`functions` are the chat request's tools, `echoed` the client's own words for them, where
-    a function has all its members."""
+    """The tools of a request: `functions` as the chat request has them, `echoed` as the client
+    wrote them, functions with all their members.
+    """
 
     functions: list[dict[str, Any]] = field(default_factory=list)
     echoed: list[Any] = field(default_factory=list)
@@ -131,8 +132,8 @@ def _parameters(node: Node) -> Mapping[str, Any]:
 
 
 def _free_text(node: Node) -> dict[str, Any]:
-    """One string. Where the tool wants it to follow a grammar, the model is told; a regular
-    expression can also be held to, since JSON schema has such a keyword.
+    """The schema of a tool that takes free text: one string. If a grammar is given for it, the
+    model is only told so; a regular expression is enforced, since JSON schema has a keyword for it.
     """
     text: dict[str, Any] = {"type": "string", "description": "The text that the tool takes."}
     form = node.get("format")
