@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,10 @@ from helpers.live_server import Live, live, ok, wait_for
 
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import build_engine
+from tinyserve.server.deltas import DeltaMaker
+from tinyserve.server.dialects.openai.completion_writer import CompletionWriter
 from tinyserve.server.limits import MAX_SCORES
+from tinyserve.server.session import Session
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -241,6 +245,52 @@ def test_mem_05_logprobs_that_would_have_to_be_kept_are_bounded(served: Live) ->
     many = {"prompt": [[65]] * 8, "n": 128, "logprobs": 20, "max_tokens": 500}
     assert refused(served, COMPLETIONS, **many)["param"] == "logprobs"
     served.complete(long, prompt_logprobs=20, max_tokens=1)
+
+
+@pytest.mark.parametrize("fields", [{"echo": True, "logprobs": 20}, {"prompt_logprobs": 20}])
+@pytest.mark.parametrize("stream", [False, True])
+def test_mem_05_a_prompts_logprobs_count_for_each_choice(
+    served: Live, fields: dict[str, Any], stream: bool
+) -> None:
+    """MEM-05: 128 choices showed a prompt of two million logprobs 128 times."""
+    if stream and "prompt_logprobs" in fields:
+        return
+    body = {"prompt": [[65] * 400] * 8, "max_tokens": 0, "stream": stream, **fields}
+    error = refused(served, COMPLETIONS, **body, n=40)
+    assert error["param"] in fields
+    assert str(MAX_SCORES) in error["message"]
+    response = served.post(COMPLETIONS, **body, n=1)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_con_19_scores_of_long_prompts_are_not_made_on_the_event_loop(
+    served: Live, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """CON-19: nobody else was answered meanwhile. And choices of one prompt share its scores."""
+    threads: dict[str, list[str]] = {"loop": [], "made": [], "written": []}
+
+    def spy(kind: type, name: str, what: str) -> None:
+        plain = getattr(kind, name)
+
+        def spied(*args: Any) -> Any:
+            threads[what].append(threading.current_thread().name)
+            return plain(*args)
+
+        monkeypatch.setattr(kind, name, spied)
+
+    spy(Session, "open", "loop")
+    spy(DeltaMaker, "_scored_prompt", "made")
+    spy(CompletionWriter, "logprobs", "written")
+    body = {"prompt": [65] * 400, "n": 3, "echo": True, "logprobs": 20, "max_tokens": 0}
+    if stream:
+        chunks = served.stream(COMPLETIONS, **body)
+        choices = [chunk["choices"][0] for chunk in chunks]
+    else:
+        choices = served.complete(**body)["choices"]
+    assert [len(choice["logprobs"]["tokens"]) for choice in choices] == [400] * 3
+    assert [len(names) for names in threads.values()] == [1, 1, 3]
+    assert not {*threads["loop"]} & {*threads["made"], *threads["written"]}
 
 
 def test_messages_that_quote_the_request_are_cut(served: Live) -> None:

@@ -111,7 +111,13 @@ class DeltaMaker:
         self._choices: dict[int, _Choice] = {}
         self._seen_prompts: set[str] = set()
         self._prompt_scores: dict[str, list[SampledToken | None]] = {}
+        self._prompt_tokens: dict[str, list[ScoredToken]] = {}  # the same for all its choices
         self.usage = Usage(prompt_tokens=sum(len(prompt.token_ids) for prompt in prompts))
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether the first delta of each choice has the prompt's tokens."""
+        return self._options.score_prompt
 
     def prompt_logprobs(self, prompt: GroupPrompt) -> list[SampledToken | None] | None:
         """The scores of a prompt's tokens, if they were asked for and have come."""
@@ -157,11 +163,14 @@ class DeltaMaker:
 
     def _echo(self, prompt: GroupPrompt, choice: _Choice) -> str:
         if self._options.score_prompt:
-            choice.logprobs += self._prompt_tokens(prompt)
+            request_id = prompt.request.request_id
+            if request_id not in self._prompt_tokens:
+                self._prompt_tokens[request_id] = list(self._scored_prompt(prompt))
+            choice.logprobs += self._prompt_tokens[request_id]
         choice.offsets.jump_to(len(prompt.echo_text))
         return prompt.echo_text
 
-    def _prompt_tokens(self, prompt: GroupPrompt) -> Iterator[ScoredToken]:
+    def _scored_prompt(self, prompt: GroupPrompt) -> Iterator[ScoredToken]:
         """The prompt's tokens at their places in the text that echo shows. A special token is there
         where that text spells it; a BOS that was added to a text is not.
         """

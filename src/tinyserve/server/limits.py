@@ -88,15 +88,19 @@ def check_completion(body: CompletionRequest) -> None:
 def check_scores(
     requests: Sequence[EngineRequest], options: DeltaOptions, *, is_stream: bool
 ) -> None:
-    """Refuse what would keep too many logprobs in memory until the answer is complete."""
+    """Refuse what would keep too many logprobs in memory until the answer is complete. Each choice
+    shows its prompt's.
+    """
     for_prompts = for_outputs = 0
     for request in requests:
         params = request.params
         if params.prompt_logprobs is not None:
-            for_prompts += (1 + params.prompt_logprobs) * len(request.prompt_token_ids)
+            num_tokens = params.n * len(request.prompt_token_ids)
+            for_prompts += (1 + params.prompt_logprobs) * num_tokens
         if options.logprobs is not None and not is_stream:
             for_outputs += (1 + options.logprobs) * params.n * (params.max_tokens or 0)
-    for name, count in (("prompt_logprobs", for_prompts), ("logprobs", for_prompts + for_outputs)):
+    of_prompts = "logprobs" if options.score_prompt else "prompt_logprobs"
+    for name, count in ((of_prompts, for_prompts), ("logprobs", for_prompts + for_outputs)):
         if count > MAX_SCORES:
             raise RequestError(
                 f"{name}: the answer could hold {count} logprobs, and at most {MAX_SCORES} are kept"

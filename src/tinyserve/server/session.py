@@ -21,6 +21,7 @@ from tinyserve.server.mailbox import Event, Mailbox, Signal
 
 PING_INTERVAL_S = 15.0
 FAILURES = ("error", "abort")  # reasons to finish
+INLINE_SCORES = 256  # prompt tokens; the scores of more are read, and written, off the event loop
 
 
 class ClientGoneError(Exception):
@@ -86,6 +87,7 @@ class Session:
         Ends after the last choice's finish. Raises ClientGoneError, or the error that ended the
         request.
         """
+        feed = self._group.maker.feed
         left = sum(request.params.n for request in self._group.requests)
         while left:
             deltas: list[Delta] = []
@@ -101,7 +103,10 @@ class Session:
                         raise _error_of(event)
                     finally:
                         del event  # the error's traceback has this frame, and would refer to itself
-                delta = self._group.maker.feed(event)
+                if len(event.prompt_logprobs or ()) <= INLINE_SCORES:
+                    delta = feed(event)
+                else:
+                    delta = await asyncio.to_thread(feed, event)
                 if delta is not None:
                     deltas.append(delta)
                     left -= delta.finish_reason is not None

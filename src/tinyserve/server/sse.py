@@ -7,17 +7,19 @@ before it is still plain JSON with its own status. After it, an error is an even
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
+from collections.abc import Sequence
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tinyserve.server.deltas import DeltaMaker
+from tinyserve.server.deltas import Delta, DeltaMaker
 from tinyserve.server.errors import HTTPFailure, failure, is_news
 from tinyserve.server.json_text import to_json
 from tinyserve.server.outlet import Outlet, Readers, SlowReaderError
-from tinyserve.server.session import ClientGoneError, Session
+from tinyserve.server.session import INLINE_SCORES, ClientGoneError, Session
 from tinyserve.server.writer import Writer
 
 logger = logging.getLogger("tinyserve.server")
@@ -60,12 +62,18 @@ class EventStream(Response):
             self._session.close()
 
     async def _stream(self, outlet: Outlet) -> None:
-        usage = self._maker.usage
         async for batch in self._session.batches():
             if not self._has_begun:
                 await self._begin(outlet)
-            await outlet.write(one_line_each(self._writer.frames(batch, usage)) if batch else PING)
-        await outlet.write(one_line_each(self._writer.closing(usage)), is_last=True)
+            if self._maker.scores_prompts and _is_long(batch):
+                await outlet.write(await asyncio.to_thread(self._frames, batch))
+            else:
+                await outlet.write(self._frames(batch) if batch else PING)
+        closing = self._writer.closing(self._maker.usage)
+        await outlet.write(one_line_each(closing), is_last=True)
+
+    def _frames(self, batch: Sequence[Delta]) -> bytes:
+        return one_line_each(self._writer.frames(batch, self._maker.usage))
 
     async def _begin(self, outlet: Outlet) -> None:
         self._has_begun = True
@@ -83,6 +91,11 @@ class EventStream(Response):
                 await outlet.write(one_line_each(self._writer.error(told)), is_last=True)
             else:
                 await send_failure(outlet.send, told)
+
+
+def _is_long(batch: Sequence[Delta]) -> bool:
+    """Whether writing it would hold up the loop: it has the scores of a long prompt."""
+    return any(len(delta.logprobs or ()) > INLINE_SCORES for delta in batch)
 
 
 def one_line_each(events: bytes) -> bytes:
