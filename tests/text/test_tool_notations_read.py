@@ -353,3 +353,13 @@ def test_the_types_of_a_parameter(schema: Any, expected: set[str]) -> None:
     assert parameter_types(parameters, "b") == set()
     assert parameter_types({"properties": [schema]}, "a") == set()
     assert parameter_types(None, "a") == set()
+
+
+def test_references_are_followed_once_however_many_there_are() -> None:
+    """Alternatives that refer to each other took time with the fourth power of their number."""
+    names = [f"p{i}" for i in range(64)]
+    everyone = {"anyOf": [{"$ref": f"#/properties/{name}"} for name in names]}
+    properties: dict[str, Any] = dict.fromkeys(names, everyone)
+    assert parameter_types({"properties": properties}, "p0") == set()
+    chain = {f"p{i}": {"$ref": f"#/properties/p{i + 1}"} for i in range(20)}
+    assert parameter_types({"properties": {**chain, "p20": {"type": "null"}}}, "p0") == {"null"}

@@ -8,6 +8,7 @@ schema that declares none, any may come.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ _OPEN_END, _CLOSE = ">\n", f"\n{END_OF_VALUE}\n"
 _NOTHING = '""'
 _PYTHON_WORDS = {"boolean": '"True" | "False"', "null": '"None"'}
 _DEFINED = ("#/$defs/", "#/definitions/")  # a part of the schema keeps these
+_MOVED = "x-moved"  # the keyword of an argument's schema that has parts of other arguments
 _MAX_DEPTH = 4  # of references within what they refer to
 
 
@@ -108,7 +110,7 @@ def _choices(part: Any, root: Mapping[str, Any], depth: int = _MAX_DEPTH) -> lis
     alternatives = part.get("anyOf", part.get("oneOf"))
     if isinstance(alternatives, list):
         found = [_choices(alternative, root, depth - 1) for alternative in alternatives]
-        return [text for texts in found for text in texts] if all(found) else []
+        return list(dict.fromkeys(itertools.chain(*found))) if all(found) else []
     if part.get("type") == "null":
         return ["null"]
     values = [part["const"]] if "const" in part else part.get("enum")
@@ -127,24 +129,38 @@ def _python_value(schema: Mapping[str, Any], name: str) -> str:
 
 
 def _part(schema: Mapping[str, Any], name: str) -> str:
-    """The schema of one argument, with what it may refer to."""
-    own = _inlined(schema["properties"][name], schema)
-    if not isinstance(own, Mapping):
-        own = {}
-    shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
-    return json.dumps({**own, **shared})
-
-
-def _inlined(part: Any, root: Mapping[str, Any], depth: int = _MAX_DEPTH) -> Any:
-    """The part with other arguments that it refers to in their places: zod writes a schema that is
-    used twice as `#/properties/first`. Nothing is said of those that go too deep.
+    """The schema of one argument, with what it may refer to. zod writes a schema that is used twice
+    as `#/properties/first`; such parts of other arguments move to a place in this one.
     """
+    wanted: list[str] = []
+    own = _with_moved_references(schema["properties"][name], wanted)
+    moved: dict[str, Any] = {}
+    for reference in wanted:  # which grows, as these parts refer to others
+        if _key(reference) not in moved:
+            target = at_reference(schema, reference)
+            part = target if isinstance(target, Mapping) else {}
+            moved[_key(reference)] = _with_moved_references(part, wanted)
+    shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema}
+    if moved:
+        shared[_MOVED] = moved
+    return json.dumps({**(own if isinstance(own, Mapping) else {}), **shared})
+
+
+def _with_moved_references(part: Any, wanted: list[str]) -> Any:
+    """The part with references to the places of what is `wanted`, which grows by them."""
     if isinstance(part, list):
-        return [_inlined(item, root, depth) for item in part]
+        return [_with_moved_references(item, wanted) for item in part]
     if not isinstance(part, Mapping):
         return part
     reference = part.get("$ref")
     if not isinstance(reference, str) or reference.startswith(_DEFINED):
-        return {key: _inlined(value, root, depth) for key, value in part.items()}
-    target = at_reference(root, reference) if depth and reference.startswith("#/") else None
-    return _inlined(target, root, depth - 1) if isinstance(target, Mapping) else {}
+        return {key: _with_moved_references(value, wanted) for key, value in part.items()}
+    if not reference.startswith("#/"):
+        return {}
+    wanted.append(reference)
+    return {"$ref": f"#/{_MOVED}/{_key(reference)}"}
+
+
+def _key(reference: str) -> str:
+    """A name for what a reference leads to, without characters that are special in references."""
+    return reference.encode("utf-8", "surrogatepass").hex()

@@ -15,7 +15,6 @@ from tinyserve.text.tool_pythonic import python_literal
 
 STRING = frozenset(("string",))
 _CONTAINERS = frozenset(("array", "object"))
-_MAX_DEPTH = 8  # schemas within schemas
 _KINDS: tuple[tuple[type, str], ...] = (
     (bool, "boolean"),
     (int, "integer"),
@@ -32,7 +31,7 @@ def parameter_types(parameters: Mapping[str, Any] | None, name: str) -> frozense
     """The JSON types that a parameter may have; none where the schema does not say."""
     properties = (parameters or {}).get("properties")
     schema = properties.get(name) if isinstance(properties, Mapping) else None
-    return frozenset(_types(schema, parameters or {}, _MAX_DEPTH))
+    return frozenset(_types(schema, parameters or {}))
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
@@ -70,24 +69,26 @@ def _kind_of(value: Any) -> str:
     return next(kind for known, kind in _KINDS if isinstance(value, known))
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int) -> Iterator[str]:
-    if not isinstance(schema, Mapping) or not depth:
-        return
-    kind = schema.get("type")
-    if isinstance(kind, str | list):
-        yield from [kind] if isinstance(kind, str) else [k for k in kind if isinstance(k, str)]
-        return
-    if isinstance(schema.get("enum"), list):
-        yield from (_kind_of(value) for value in schema["enum"])
-    elif "const" in schema:
-        yield _kind_of(schema["const"])
-    for key in ("anyOf", "oneOf", "allOf"):
-        inner = schema.get(key)
-        for alternative in inner if isinstance(inner, list) else ():
-            yield from _types(alternative, root, depth - 1)
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/"):
-        yield from _types(at_reference(root, reference), root, depth - 1)
+def _types(schema: Any, root: Mapping[str, Any]) -> Iterator[str]:
+    """The types that a schema names itself, in its alternatives, and where it refers to."""
+    parts, seen = [schema], set()
+    for part in parts:  # which grows
+        if not isinstance(part, Mapping):
+            continue
+        kind = part.get("type")
+        if isinstance(kind, str | list):
+            yield from [kind] if isinstance(kind, str) else [k for k in kind if isinstance(k, str)]
+            continue
+        if isinstance(part.get("enum"), list):
+            yield from (_kind_of(value) for value in part["enum"])
+        elif "const" in part:
+            yield _kind_of(part["const"])
+        for key in ("anyOf", "oneOf", "allOf"):
+            parts += part[key] if isinstance(part.get(key), list) else ()
+        reference = part.get("$ref")
+        if isinstance(reference, str) and reference.startswith("#/") and reference not in seen:
+            seen.add(reference)
+            parts.append(at_reference(root, reference))
 
 
 def at_reference(root: Any, reference: str) -> Any:
