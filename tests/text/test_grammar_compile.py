@@ -270,8 +270,8 @@ def test_names_of_properties_may_be_listed() -> None:
     listed = {"properties": {"x": {"type": "boolean"}, "y": {}}, "propertyNames": {"const": "x"}}
     assert accepts(schema({**number, **listed}), '{"x": true}')
     assert not accepts(schema({**number, **listed}), '{"y": 1}')
-    named = {"properties": {"d": {**number, "propertyNames": {"$ref": "#/$defs/Name"}}}}
-    spec = schema({**named, "$defs": {"Name": {"enum": ["a"]}, "Other": {"$ref": "#/$defs/Other"}}})
+    named = {"properties": {"d": {**number, "propertyNames": {"$ref": "#/$defs/Of~1d"}}}}
+    spec = schema({**named, "$defs": {"Of/d": {"enum": ["a"]}, "Other": {"$ref": "#/$defs/Other"}}})
     assert accepts(spec, '{"d": {"a": 1}}')
     assert not accepts(spec, '{"d": {"b": 1}}')
     for names in ({"$ref": "#/$defs/None"}, {"$ref": "#/$defs/Other"}, {"enum": [1]}, {"enum": 1}):

@@ -152,13 +152,19 @@ def _names(schema: Any, root: Any) -> list[str] | None:
         return None
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        for key in reference.removeprefix("#/").split("/"):
-            root = root.get(key) if isinstance(root, Mapping) else None
-        return _names(root, None)
+        return _names(at_reference(root, reference), None)
     names = [schema["const"]] if "const" in schema else schema.get("enum")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return None
     return names if schema.get("type", "string") == "string" else None
+
+
+def at_reference(root: Any, reference: str) -> Any:
+    """What stands in a schema where one of its parts refers to, `#/$defs/a`; else None."""
+    for step in reference.removeprefix("#/").split("/"):
+        step = step.replace("~1", "/").replace("~0", "~")
+        root = root.get(step) if isinstance(root, Mapping) else None
+    return root
 
 
 def _is_described(schema: Mapping[str, Any]) -> bool:

@@ -14,8 +14,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tinyserve.text.grammar_schema import at_reference
 from tinyserve.text.tool_schema import STYLE
-from tinyserve.text.tool_values import at_reference, parameter_types
+from tinyserve.text.tool_values import parameter_types
 from tinyserve.text.tool_xml import END_OF_VALUE, PARAMETER
 
 _MAX_UNDECLARED = 16

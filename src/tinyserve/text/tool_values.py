@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
+from tinyserve.text.grammar_schema import at_reference
 from tinyserve.text.tool_json import quoted
 from tinyserve.text.tool_pythonic import python_literal
 
@@ -89,11 +90,3 @@ def _types(schema: Any, root: Mapping[str, Any]) -> Iterator[str]:
         if isinstance(reference, str) and reference.startswith("#/") and reference not in seen:
             seen.add(reference)
             parts.append(at_reference(root, reference))
-
-
-def at_reference(root: Any, reference: str) -> Any:
-    """What stands in a schema where one of its parts refers to, `#/$defs/a`; else None."""
-    for step in reference.removeprefix("#/").split("/"):
-        step = step.replace("~1", "/").replace("~0", "~")
-        root = root.get(step) if isinstance(root, Mapping) else None
-    return root
