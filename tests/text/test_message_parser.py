@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from helpers.message_texts import (
     NAMES,
@@ -16,6 +18,7 @@ from helpers.message_texts import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tinyserve.text import reasoning
 from tinyserve.text.answer_format import AnswerFormat, MessageFormat, thinking_after
 from tinyserve.text.message_parser import MessageParser
 from tinyserve.text.messages import ReasoningPart, TextPart
@@ -29,8 +32,8 @@ TOOLS = ToolUse((), "auto", tuple(map(Function, NAMES)))
 def parser(*, is_open: bool, with_tools: bool = True) -> MessageParser:
     tools = new_reader(HERMES) if with_tools else None
     openers, closers = (HERMES.openers, HERMES.closers) if with_tools else ((), ())
-    reasoning = ThinkReader(is_open=is_open, call_openers=openers, call_closers=closers)
-    return MessageParser(reasoning=reasoning, tools=tools)
+    thinking = ThinkReader(is_open=is_open, call_openers=openers, call_closers=closers)
+    return MessageParser(reasoning=thinking, tools=tools)
 
 
 def split(text: str, *, is_open: bool) -> tuple[str, str]:
@@ -139,6 +142,22 @@ def test_a_marker_that_is_only_mentioned_delays_no_thoughts() -> None:
     assert read_on(reader, " or") == " <tool_call> or"
     assert read_on(reader, ' <tool_call>{"a"}</tool_call>') == ""
     assert read_on(reader, " not") == ' <tool_call>{"a"}</tool_call> not'
+
+
+def test_calls_that_wait_for_the_end_are_looked_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that called again and again while thinking took time with the square of its calls."""
+    find = reasoning._first
+    starts: list[int] = []
+
+    def spied(markers: Sequence[str], text: str, start: int) -> tuple[int, str | None]:
+        starts.append(start)
+        return find(markers, text, start)
+
+    monkeypatch.setattr(reasoning, "_first", spied)
+    call = '<tool_call>{"name": "f"}</tool_call>\n'
+    reader = parser(is_open=True)
+    assert calls_in(read(reader, list(call * 50))) == [("f", "{}")] * 50
+    assert len(starts) < 3 * len(call * 50)
 
 
 def read_on(reader: MessageParser, piece: str) -> str:

@@ -28,7 +28,8 @@ class ThinkReader:
     """
 
     __slots__ = (
-        "_call_closers", "_call_openers", "_has_thought", "_held", "_length", "_state", "end",
+        "_call_closers", "_call_openers", "_has_thought", "_held", "_length", "_num_read", "_state",
+        "end",
     )  # fmt: skip
 
     def __init__(
@@ -38,6 +39,7 @@ class ThinkReader:
         self._call_closers = tuple(call_closers)
         self._state = "opening" if is_open else "start"
         self._held = ""
+        self._num_read = 0  # characters at its beginning that are whole calls, and space
         self._has_thought = False
         self._length = 0  # characters read
         self.end: int | None = None
@@ -103,12 +105,14 @@ class ThinkReader:
             end = len(text) - num_held(text, (CLOSER, *self._call_openers))
         shown = len(text[:end].rstrip())
         self._held = text[shown:]
+        self._num_read -= min(self._num_read, shown)
         self._has_thought = self._has_thought or shown > 0
         return text[:shown], ""
 
     def _calls_at(self, text: str) -> int | None:
         """Where calls begin that the text ends with, as far as it has come."""
-        start, at = None, 0
+        at = self._num_read
+        start = len(text) - len(text.lstrip()) if at else None
         while True:
             begin, opener = _first(self._call_openers, text, at)
             if opener is None:
@@ -124,7 +128,7 @@ class ThinkReader:
             end, closer = _first(self._call_closers, text, at)
             if closer is None:
                 return start
-            at = end + len(closer)
+            at = self._num_read = end + len(closer)
 
     def _answer(self, text: str) -> str:
         """The answer in `text`, without the space between it and the thinking."""
