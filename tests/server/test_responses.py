@@ -263,6 +263,16 @@ def test_calls_can_be_demanded(plain: Live, choice: Any) -> None:
     assert answer["tool_choice"] == choice
 
 
+def test_only_hosted_tools_are_allowed(served: Live) -> None:
+    """The client has offered another, but not for this answer."""
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}
+    said = '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>'
+    served.runner.says(said)
+    tools = [WEATHER, {"type": "web_search"}]
+    (item,) = respond(served, tools=tools, tool_choice=choice)["output"]
+    assert item["content"][0]["text"] == said
+
+
 def test_structured_output(plain: Live) -> None:
     text = {"format": {"type": "json_schema", "name": "a", "schema": {"enum": ["yes"]}}}
     answer = respond(plain, text=text)
@@ -533,6 +543,9 @@ def test_lim_01_too_many_output_tokens(served: Live) -> None:
          "tool_choice.name"),
         ({"tools": [WEATHER], "tool_choice": {"type": "web_search"}}, "tool_choice.type"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [WEATHER, {"type": "web_search"}], "tool_choice":
+          {"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]}},
+         "tool_choice.tools"),
         ({"top_k": "x"}, "top_k"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
     ],
