@@ -13,6 +13,7 @@ from helpers.live_server import Live, live, ok, wait_for
 
 from tinyserve.config import TinyServeConfig
 from tinyserve.engine.build import build_engine
+from tinyserve.server import limits
 from tinyserve.server.deltas import DeltaMaker
 from tinyserve.server.dialects.openai.completion_writer import CompletionWriter
 from tinyserve.server.limits import MAX_SCORES
@@ -247,20 +248,33 @@ def test_mem_05_logprobs_that_would_have_to_be_kept_are_bounded(served: Live) ->
     served.complete(long, prompt_logprobs=20, max_tokens=1)
 
 
-@pytest.mark.parametrize("fields", [{"echo": True, "logprobs": 20}, {"prompt_logprobs": 20}])
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "stream"),
+    [
+        ({"echo": True, "logprobs": 20}, False),
+        ({"echo": True, "logprobs": 20}, True),
+        ({"prompt_logprobs": 20}, False),
+    ],
+)
 def test_mem_05_a_prompts_logprobs_count_for_each_choice(
     served: Live, fields: dict[str, Any], stream: bool
 ) -> None:
     """MEM-05: 128 choices showed a prompt of two million logprobs 128 times."""
-    if stream and "prompt_logprobs" in fields:
-        return
     body = {"prompt": [[65] * 400] * 8, "max_tokens": 0, "stream": stream, **fields}
     error = refused(served, COMPLETIONS, **body, n=40)
     assert error["param"] in fields
     assert str(MAX_SCORES) in error["message"]
     response = served.post(COMPLETIONS, **body, n=1)
     assert response.status_code == 200
+
+
+def test_mem_05_a_chat_shows_its_prompts_logprobs_once(
+    served: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "MAX_SCORES", 10_000)
+    body = {"messages": [{"role": "user", "content": "x" * 300}], "prompt_logprobs": 20}
+    answer = ok(served.post(CHAT, **body, n=8, max_tokens=1))
+    assert 10_000 / 8 < len(answer["prompt_logprobs"]) * 21 <= 10_000
 
 
 @pytest.mark.parametrize("stream", [False, True])

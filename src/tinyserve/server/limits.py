@@ -86,18 +86,19 @@ def check_completion(body: CompletionRequest) -> None:
 
 
 def check_scores(
-    requests: Sequence[EngineRequest], options: DeltaOptions, *, is_stream: bool
+    body: GenerationRequest, requests: Sequence[EngineRequest], options: DeltaOptions
 ) -> None:
-    """Refuse what would keep too many logprobs in memory until the answer is complete. Each choice
-    shows its prompt's.
+    """Refuse what would keep too many logprobs in memory until the answer is complete. A prompt's
+    are shown by each choice of a completion, and once by a chat.
     """
     for_prompts = for_outputs = 0
     for request in requests:
         params = request.params
         if params.prompt_logprobs is not None:
-            num_tokens = params.n * len(request.prompt_token_ids)
+            num_shown = params.n if isinstance(body, CompletionRequest) else 1
+            num_tokens = num_shown * len(request.prompt_token_ids)
             for_prompts += (1 + params.prompt_logprobs) * num_tokens
-        if options.logprobs is not None and not is_stream:
+        if options.logprobs is not None and not body.stream:
             for_outputs += (1 + options.logprobs) * params.n * (params.max_tokens or 0)
     of_prompts = "logprobs" if options.score_prompt else "prompt_logprobs"
     for name, count in ((of_prompts, for_prompts), ("logprobs", for_prompts + for_outputs)):

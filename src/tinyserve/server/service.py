@@ -223,7 +223,7 @@ class Service:
             )
             grouped.append(GroupPrompt(request, i * params.n, echo))
         group = Group(group_id, DeltaMaker(intake.tokenizer, grouped, options))
-        check_scores(group.requests, options, is_stream=bool(body.stream))
+        check_scores(body, group.requests, options)
         return group
 
     async def _encode(self, prompts: Sequence[Prompt], special: bool) -> list[list[int]]:

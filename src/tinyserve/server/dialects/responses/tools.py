@@ -90,7 +90,9 @@ def read_choice(value: str | Mapping[str, Any] | None, tools: ToolSet) -> Any:
         chosen = [_chosen(c, tools) for c in named if c.get("type").text() not in tools.left_out]
         if named and not chosen:
             if mode == "required":
-                raise node.get("tools").fault("a call is required, but none of these can be offered")
+                raise node.get("tools").fault(
+                    "a call is required, but none of these can be offered"
+                )
             return "none"
         return {"type": kind, kind: {"mode": mode, "tools": chosen}}
     return _chosen(node, tools)
