@@ -185,11 +185,8 @@ def _declare(library: c.CDLL) -> None:
     library.ts_program_free.argtypes = [pointer]
     library.ts_program_keys_read.restype = size
     library.ts_program_keys_read.argtypes = [pointer]
-    logits: list[Any] = [
-        pointer,
-        size,
-        number,
-    ]  # where they are, how far rows lie apart, how wide they are
+    # Where the logits are, how far their rows lie apart, and how wide they are.
+    logits: list[Any] = [pointer, size, number]
     results: list[Any] = [pointer, pointer, pointer, number]  # drawn; likeliest ids, logprobs
     library.ts_sample.argtypes = [text, number, *logits, draws, number, *results]
     library.ts_probe.restype = size
